@@ -1,0 +1,1 @@
+"""Tables in, plotly figures out. `style` holds the one template; a topic has one file of plot functions."""
