@@ -1,0 +1,46 @@
+# Two commands do everything: `make lab` and `make test`. Each sets up what it needs first.
+PRESET ?= smoke
+PYTHON ?= python3
+PORT ?= 8899
+PY := .venv/bin/python
+
+.PHONY: help setup lab test book serve mutants lint bench clean
+
+help:
+	@echo "make lab [PRESET=smoke|cpu|gpu1|gpu2|gpu8]   run every lab here, build the book, show the results"
+	@echo "make test      run the whole test suite"
+	@echo "make book      build the book (runs the labs that have no executed copy yet)"
+	@echo "make serve     open the notebooks in JupyterLab"
+	@echo "make mutants   plant every known error and demand that a test notices"
+	@echo "make lint      ruff and pyright"
+	@echo "make bench     measure the tools themselves (trace analyzer against traceinsight)"
+	@echo "make clean     remove build/ and caches; keeps .venv, runs/ and data/"
+
+setup:
+	@$(PYTHON) labkit/bootstrap.py
+
+lab: setup
+	@$(PY) -m labkit lab --preset $(PRESET)
+
+test: setup
+	@$(PY) -m pytest -q
+
+book: setup
+	@$(PY) -m labkit batch --preset $(PRESET) --missing --quiet
+	@$(PY) -m labkit book
+
+serve: setup
+	@$(PY) -m jupyter lab --ServerApp.root_dir=notebooks --port=$(PORT)
+
+mutants: setup
+	@$(PY) tests/mutants/run.py
+
+lint: setup
+	@$(PY) -m ruff check .
+	@$(PY) -m pyright
+
+bench: setup
+	@$(PY) benchmarks/trace_speed.py
+
+clean:
+	rm -rf build .pytest_cache .ruff_cache .hypothesis
