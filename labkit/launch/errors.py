@@ -1,8 +1,8 @@
 """Who failed first, and with what: from the error files that torch's `@record` writes and from the run's output.
 
-When one rank dies, the others die of it: they lose their connection, or the agent stops them with SIGTERM. So blame goes
-by kind before time: an error of a rank's own, or a signal from outside, before a complaint about a peer, before SIGTERM.
-Times come from the error files' modification times (ns); the timestamps inside are whole seconds, too coarse to decide.
+When one rank dies, the others die of it: they lose their connection, or the agent stops them with SIGTERM. So blame
+goes by kind before time: an error of a rank's own, or a signal from outside, before a complaint about a peer, before
+SIGTERM. Times come from the error files' modification times (ns); the timestamps inside are whole seconds, too coarse.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ class WorkerError:
     traceback: str = ""
     time_s: float | None = None
     """When the error file was written, or when the agent noticed: Unix seconds."""
+
+    @property
+    def is_witness(self) -> bool:
+        """This rank complains about another one; NCCL's watchdog ends such a rank by SIGABRT."""
+        return self.exitcode == -6 or bool(_PEER.search(self.error))
 
 
 class LogTail:
@@ -136,9 +141,9 @@ def first_failure(errors: Sequence[WorkerError], tail: LogTail) -> WorkerError:
 
 
 def one_line(text: str) -> str:
-    """The first non-blank line of a message, at most 300 characters.
+    r"""The first non-blank line of a message, at most 300 characters.
 
-    >>> one_line("\\n ValueError: boom \\nmore")
+    >>> one_line("\n ValueError: boom \nmore")
     'ValueError: boom'
     """
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
@@ -156,10 +161,6 @@ def _filled(error: WorkerError, tail: LogTail) -> WorkerError:
 
 
 def _blame(error: WorkerError) -> tuple[int, float]:
-    if error.exitcode == -15 and not error.traceback:
-        kind = 2  # stopped by the agent
-    elif error.exitcode == -6 or _PEER.search(error.error):
-        kind = 1  # a complaint about a peer; NCCL's watchdog ends a rank by SIGABRT
-    else:
-        kind = 0
+    stopped_by_agent = error.exitcode == -15 and not error.traceback
+    kind = 2 if stopped_by_agent else 1 if error.is_witness else 0
     return kind, error.time_s if error.time_s is not None else float("inf")

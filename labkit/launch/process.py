@@ -35,7 +35,7 @@ Progress = Callable[[str], None]
 
 
 class LaunchError(RuntimeError):
-    """A launched program that failed, hung or could not start. The message is one line, without paths of this machine."""
+    """A launched program that failed, hung or could not start. The message is one line without paths of this run."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class LaunchError(RuntimeError):
         self.timed_out = timed_out
 
     def as_failure(self) -> dict[str, Any]:
-        """The failure as a record keeps it: {message, rank, exitcode, error, timed_out, log}, no traceback, no paths."""
+        """The failure as a record keeps it: {message, rank, exitcode, error, timed_out, log}, without the traceback."""
         return {"message": str(self), "rank": self.rank, "exitcode": self.exitcode, "error": self.error,
                 "timed_out": self.timed_out, "log": self.log_path.name}
 

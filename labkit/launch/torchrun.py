@@ -90,7 +90,8 @@ def launch_torchrun(
         if ended.timed_out:
             raise _timed_out(worker, ended, timeout_s=timeout_s, num_procs=num_procs)
         if ended.exitcode != 0:
-            raise _failed(worker, ended, _error_files(log_dir, run_dir, first_rank=(node_rank or 0) * num_procs))
+            errors = _error_files(log_dir, run_dir, first_rank=(node_rank or 0) * num_procs)
+            raise _failed(worker, ended, errors, num_procs=num_procs)
     finally:
         shutil.rmtree(log_dir, ignore_errors=True)
     return LaunchResult(argv=argv, wall_s=ended.wall_s, log=ended.log, ended=ended.ended)
@@ -120,14 +121,18 @@ def _error_files(log_dir: Path, run_dir: Path, *, first_rank: int) -> list[Worke
     return found
 
 
-def _failed(worker: str, ended: Ended, errors: list[WorkerError]) -> LaunchError:
+def _failed(worker: str, ended: Ended, errors: list[WorkerError], *, num_procs: int) -> LaunchError:
     """Blame one rank; without a word from any rank, torchrun itself failed."""
     known = [*errors, *failure_table(ended.tail)]
     cause = first_failure(known or [WorkerError(exitcode=ended.exitcode)], ended.tail)
     who = f"{worker}: rank {cause.rank} failed" if cause.rank is not None else f"{worker}: torchrun failed"
+    hint = ""
+    if cause.is_witness and num_procs > 1:
+        # The rank that went away was stopped by the agent before its own exit code was seen.
+        hint = f" (another rank went away; last lines: {_last_lines(ended.tail, num_procs, without=cause.rank)})"
     return LaunchError(
-        f"{who} ({describe_exit(cause.exitcode)}): {cause.error}; see {LOG_NAME}", log_path=ended.log, rank=cause.rank,
-        exitcode=cause.exitcode, error=cause.error, traceback=cause.traceback)
+        f"{who} ({describe_exit(cause.exitcode)}): {cause.error}{hint}; see {LOG_NAME}", log_path=ended.log,
+        rank=cause.rank, exitcode=cause.exitcode, error=cause.error, traceback=cause.traceback)
 
 
 def _timed_out(worker: str, ended: Ended, *, timeout_s: float, num_procs: int) -> LaunchError:
@@ -138,7 +143,7 @@ def _timed_out(worker: str, ended: Ended, *, timeout_s: float, num_procs: int) -
         exitcode=ended.exitcode, error=last, timed_out=True)
 
 
-def _last_lines(tail: LogTail, num_procs: int) -> str:
-    ranks = sorted({*(rank for rank in tail.lines if rank is not None), *range(num_procs)})
+def _last_lines(tail: LogTail, num_procs: int, *, without: int | None = None) -> str:
+    ranks = sorted({*(rank for rank in tail.lines if rank is not None), *range(num_procs)} - {without})
     shown = [f"rank {rank}: {tail.last_line(rank)[:120] or 'no output'}" for rank in ranks[:8]]
     return "; ".join([*shown, *(["..."] if len(ranks) > 8 else [])])
