@@ -1,0 +1,109 @@
+"""The kinds of file `labkit analyze KIND PATH...` reads, each with its reader.
+
+A reader takes a list of paths and returns one plain object (strict JSON: no NaN, text keys). A file that cannot be
+read raises `UnreadableInput` with a one-line message; nothing else escapes. Readers import what they need when called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+
+class UnreadableInput(ValueError):
+    """An input file that cannot be used; the message is one line, names the file and says what was expected."""
+
+
+def one_file(paths: list[Path], kind: str) -> Path:
+    """The single path of a kind that takes exactly one file.
+
+    Raises: UnreadableInput when several or none are given, when the path does not exist, or is a folder.
+    """
+    if len(paths) != 1:
+        raise UnreadableInput(f"{kind} takes one file, got {len(paths)}")
+    path = Path(paths[0])
+    if path.is_dir():
+        raise UnreadableInput(f"{path}: is a folder, {kind} takes one file")
+    if not path.exists():
+        raise UnreadableInput(f"{path}: no such file")
+    return path
+
+
+def read_text(path: Path) -> str:
+    """Text of a small file (logs, tool output): UTF-8 or UTF-16 by its byte-order mark, bad bytes replaced.
+
+    Raises: UnreadableInput when the file cannot be read, is binary (holds NUL bytes) or is larger than 256 MiB.
+    """
+    try:
+        if path.stat().st_size > 256 * 2**20:
+            raise UnreadableInput(f"{path}: larger than 256 MiB, expected a log or tool output")
+        data = path.read_bytes()
+    except OSError as err:
+        raise UnreadableInput(f"{path}: cannot be read ({err.strerror or err})") from err
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return data.decode("utf-16", errors="replace")
+    if b"\0" in data:
+        raise UnreadableInput(f"{path}: binary data, expected text")
+    return data.decode("utf-8-sig", errors="replace")
+
+
+def _torch_trace(paths: list[Path]) -> dict:
+    from labkit.analyze.trace import analyze_trace
+
+    return analyze_trace(one_file(paths, "torch_trace"))
+
+
+def _torch_trace_dir(paths: list[Path]) -> dict:
+    from labkit.analyze.trace_ranks import analyze_trace_dir
+
+    return analyze_trace_dir(paths)
+
+
+def _torchrun_log(paths: list[Path]) -> dict:
+    from labkit.analyze.torchrun_log import parse_log
+
+    path = one_file(paths, "torchrun_log")
+    return parse_log(read_text(path), source=str(path))
+
+
+def _torchrun_error_file(paths: list[Path]) -> dict:
+    from labkit.analyze.torchrun_log import parse_error_file
+
+    path = one_file(paths, "torchrun_error_file")
+    return parse_error_file(read_text(path), source=str(path))
+
+
+def _nvidia_smi_query(paths: list[Path]) -> dict:
+    from labkit.analyze.smi import parse_query
+
+    return parse_query(read_text(one_file(paths, "nvidia_smi_query")))
+
+
+def _nvidia_smi_topo(paths: list[Path]) -> dict:
+    from labkit.analyze.smi import parse_topo
+
+    return parse_topo(read_text(one_file(paths, "nvidia_smi_topo")))
+
+
+def _nvidia_smi_topo_p2p(paths: list[Path]) -> dict:
+    from labkit.analyze.smi import parse_topo_p2p
+
+    return parse_topo_p2p(read_text(one_file(paths, "nvidia_smi_topo_p2p")))
+
+
+def _rocm_smi_topo(paths: list[Path]) -> dict:
+    from labkit.analyze.rocm_smi import parse_rocm_topo
+
+    return parse_rocm_topo(read_text(one_file(paths, "rocm_smi_topo")))
+
+
+KINDS: dict[str, Callable[[list[Path]], dict]] = {
+    "torch_trace": _torch_trace,
+    "torch_trace_dir": _torch_trace_dir,
+    "torchrun_log": _torchrun_log,
+    "torchrun_error_file": _torchrun_error_file,
+    "nvidia_smi_query": _nvidia_smi_query,
+    "nvidia_smi_topo": _nvidia_smi_topo,
+    "nvidia_smi_topo_p2p": _nvidia_smi_topo_p2p,
+    "rocm_smi_topo": _rocm_smi_topo,
+}

@@ -1,0 +1,273 @@
+"""From a trace's columns to work: one row for each stretch of communication, compute or copying on a device.
+
+On a GPU a row is a kernel, copy or memset. On a CPU (gloo) a row is a collective on its run-loop thread, or a stretch
+of a thread's outermost operators without the calls that only enqueue a collective.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.analyze.intervals import spans, subtract, union
+from labkit.analyze.trace_columns import KERNEL, CommDetail
+from labkit.analyze.trace_names import collective_in_kernel_name, is_comm_kernel, is_sync_marker
+from labkit.analyze.trace_read import Trace
+
+COMM, COMPUTE, MEMORY = 0, 1, 2
+CLASSES = ("comm", "compute", "memory")
+NO_STEP = -1
+_NUMBERED = re.compile(r"\s*(?:stream|gpu|device)?\s*(\d{1,18})\s*", re.IGNORECASE)
+_ENQUEUE = re.compile(r"^(?:_?c10d|record_param_comms|ProfilerStep)")
+Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Work:
+    """Rows of device work, sorted by start.
+
+    `device`, `stream` and `name` are indices into `places` and `names`; `step` is the profiler step or NO_STEP.
+    """
+
+    start: Ints
+    dur: Ints
+    cls: Ints
+    device: Ints
+    stream: Ints
+    name: Ints
+    step: Ints
+    names: list[str]
+    places: list[int | str]
+    detail: dict[int, CommDetail]
+    """Row -> what the file says about a collective."""
+    has_steps: bool = False
+    steps_by: str | None = None
+    on_cpu: bool = False
+    is_comm_recorded: bool = True
+    """False for a CPU-only recording of a job that communicates on devices."""
+    warnings: dict[str, str] = field(default_factory=dict)
+    """Short fixed text -> detail."""
+
+    def collective(self, row: int) -> str:
+        """The collective of a communication row, or "unknown"."""
+        detail = self.detail.get(row)
+        return detail.collective if detail is not None else collective_in_kernel_name(self.names[self.name[row]])
+
+
+def device_work(trace: Trace) -> Work:
+    """The work recorded in a trace: device work if there is any, else CPU operators and CPU collectives."""
+    names = [_clean(name) for name in trace.columns.names]
+    places, merged = _labels(trace.columns.places)
+    if trace.columns.device.length:
+        return _gpu_work(trace, names, places, merged)
+    return _cpu_work(trace, names, places, merged)
+
+
+def _clean(name: Any) -> str:
+    """Text that any encoder takes: bytes that were no UTF-8, and lone surrogates, become replacement characters."""
+    text = name if isinstance(name, str) else str(name)
+    return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+def _labels(codes: dict[Any, int]) -> tuple[list[int | str], Ints]:
+    """Device, stream, process and thread labels: 7, "7" and "stream 7" are one place."""
+    labels: dict[int | str, int] = {}
+    merged = np.zeros(max(len(codes), 1), dtype=np.int64)
+    for value, code in codes.items():
+        label: int | str = _clean(value)
+        if isinstance(value, (int, float)) and value == value and abs(value) < 2**63:
+            label = int(value)
+        elif isinstance(value, str) and (match := _NUMBERED.fullmatch(value)):
+            label = int(match[1])
+        merged[code] = labels.setdefault(label, len(labels))
+    return list(labels), merged
+
+
+def _gpu_work(trace: Trace, names: list[str], places: list[int | str], merged: Ints) -> Work:
+    table, warnings = trace.columns.device, dict[str, str]()
+    comm_name = np.array([is_comm_kernel(name) for name in names], dtype=bool)
+    sync_name = np.array([is_sync_marker(name) for name in names], dtype=bool)
+    name, what = table.column("name"), table.column("what")
+    is_comm = comm_name[name]
+    rows_with_detail = np.fromiter(trace.columns.comm, dtype=np.int64, count=len(trace.columns.comm))
+    is_comm[rows_with_detail] = True
+    cls = np.where(what != KERNEL, MEMORY, np.where(is_comm, COMM, COMPUTE))
+    columns = {key: table.column(key) for key in ("start", "dur", "correlation")}
+    columns |= {key: merged[table.column(key)] for key in ("device", "stream")} | {"name": name, "cls": cls}
+    order = np.argsort(columns["start"], kind="stable")
+    order = order[~sync_name[name[order]]]
+    repeated = _repeats([columns[k][order] for k in ("start", "dur", "device", "stream", "name", "correlation")])
+    if repeated.any():
+        warnings["duplicate events dropped"] = f"{int(repeated.sum())} events repeat another one in every field"
+        order = order[~repeated]
+    columns = {key: column[order] for key, column in columns.items()}
+    launch_start, launch_pid = _launches(trace, columns["correlation"], warnings, columns["start"])
+    step = _step_of(trace, launch_start, launch_pid)
+    _warn_overrun(columns, warnings)
+    new_row = np.full(table.length, -1)
+    new_row[order] = np.arange(len(order))
+    detail = {int(new_row[row]): what for row, what in trace.columns.comm.items() if new_row[row] >= 0}
+    return Work(
+        start=columns["start"],
+        dur=columns["dur"],
+        cls=columns["cls"],
+        device=columns["device"],
+        stream=columns["stream"],
+        name=columns["name"],
+        step=step,
+        names=names,
+        places=places,
+        detail={row: what for row, what in detail.items() if columns["cls"][row] == COMM},
+        has_steps=trace.columns.step.length > 0,
+        steps_by="launch",
+        warnings=warnings,
+    )
+
+
+def _repeats(columns: list[Ints]) -> NDArray[np.bool_]:
+    """Rows equal in every column to an earlier one; the first column is sorted."""
+    repeated = np.zeros(len(columns[0]), dtype=bool)
+    same_start = np.zeros(len(columns[0]) + 1, dtype=bool)
+    np.equal(columns[0][1:], columns[0][:-1], out=same_start[1:-1])
+    rows = np.flatnonzero(same_start[1:] | same_start[:-1])  # nearly always few: only these can repeat
+    if len(rows):
+        ranked = rows[np.lexsort([column[rows] for column in columns[::-1]])]
+        equal = np.logical_and.reduce([column[ranked[1:]] == column[ranked[:-1]] for column in columns])
+        repeated[ranked[1:][equal]] = True
+    return repeated
+
+
+def _launches(trace: Trace, correlation: Ints, warnings: dict[str, str], start: Ints) -> tuple[Ints, Ints]:
+    """Start (ns) and process code of each row's launch; -2**62 and -1 where the file has none."""
+    nowhere = np.full(len(correlation), -(2**62)), np.full(len(correlation), -1)
+    table = trace.columns.launch
+    known, begun, pid = table.column("correlation"), table.column("start"), table.column("pid")
+    usable = (known >= 0) & (begun > -(2**62))
+    known, begun, pid = known[usable], begun[usable], pid[usable]
+    if not len(known):
+        return nowhere
+    order = np.lexsort((begun, known))  # a runtime call and the driver call inside it share a number: take the earlier
+    known, begun, pid = known[order], begun[order], pid[order]
+    place = np.minimum(np.searchsorted(known, correlation), len(known) - 1)
+    found = (correlation >= 0) & (known[place] == correlation)
+    late_us = (begun[place] - start)[found] / 1000
+    if (late_us > 0).any():
+        count, total = int((late_us > 0).sum()), int(found.sum())
+        warnings["kernel starts before its launch"] = (
+            f"{count} of {total}, by up to {late_us.max():g} us: host and device clocks differ; durations are kept"
+        )
+    if not found.all():
+        warnings["kernels without a launch in the file"] = (
+            f"{int((~found).sum())} of {len(found)}: launched before recording began, or their launch was lost"
+        )
+    return np.where(found, begun[place], nowhere[0]), np.where(found, pid[place], nowhere[1])
+
+
+def _step_of(trace: Trace, time: Ints, pid: Ints) -> Ints:
+    """The profiler step whose CPU-side span holds each time; by process where the file has steps of several."""
+    table = trace.columns.step
+    step = np.full(len(time), NO_STEP)
+    if not table.length:
+        return step
+    order = np.argsort(table.column("start"), kind="stable")
+    begin, length, number = (table.column(key)[order] for key in ("start", "dur", "number"))
+    owner = table.column("pid")[order]
+    for process in np.unique(owner):
+        mine = owner == process
+        rows = slice(None) if mine.all() else pid == process
+        place = np.searchsorted(begin[mine], time[rows], side="right") - 1
+        inside = (place >= 0) & (time[rows] < (begin + length)[mine][place])
+        step[rows] = np.where(inside, number[mine][place], step[rows])
+    return step
+
+
+def _warn_overrun(columns: dict[str, Ints], warnings: dict[str, str], at_least_ns: int = 50_000) -> None:
+    """A kernel that swallows later ones of its own stream has a wrong duration.
+
+    Programmatic dependent launch lets neighbours overlap a little, and that is legal: only rows that lie wholly inside
+    an earlier one that outlives their start by `at_least_ns` count.
+    """
+    order = np.lexsort((columns["start"], columns["stream"], columns["device"]))
+    end = (columns["start"] + columns["dur"])[order]
+    start, lane = columns["start"][order], columns["device"][order] * (1 << 31) + columns["stream"][order]
+    swallowed = 0
+    for part in np.split(np.arange(len(order)), np.flatnonzero(np.diff(lane)) + 1):
+        reach = np.maximum.accumulate(end[part])[:-1]
+        swallowed += int(((reach >= end[part][1:]) & (reach - start[part][1:] >= at_least_ns)).sum())
+    if swallowed:
+        warnings["duration overruns the next kernel on its stream"] = (
+            f"{swallowed} kernels lie wholly inside an earlier one of their stream: durations are suspect"
+        )
+
+
+def _cpu_work(trace: Trace, names: list[str], places: list[int | str], merged: Ints) -> Work:
+    table = trace.columns.cpu
+    start, dur, name = (table.column(key) for key in ("start", "dur", "name"))
+    pid, tid = merged[table.column("pid")], merged[table.column("tid")]
+    is_comm = np.zeros(table.length, dtype=bool)
+    is_comm[np.fromiter(trace.columns.cpu_comm, dtype=np.int64, count=len(trace.columns.cpu_comm))] = True
+    enqueues = np.array([bool(_ENQUEUE.match(text)) for text in names], dtype=bool)
+    loops = {int(merged[code]) for code in trace.columns.comm_threads}
+    rows = [(int(start[i]), int(dur[i]), COMM, int(i)) for i in np.flatnonzero(is_comm)]
+    for process, thread in {(int(p), int(t)) for p, t in zip(pid, tid)}:
+        mine = np.flatnonzero((pid == process) & (tid == thread))
+        ops, comms = mine[~is_comm[mine]], mine[is_comm[mine]]
+        rows += _outermost(start, dur, ops, comms, enqueues[name[ops]], is_loop=thread in loops)
+    rows.sort()
+    source = np.array([row[3] for row in rows], dtype=np.int64)
+    processes = sorted(set(pid[source].tolist()))
+    # One process is "cpu"; a file merged from several has one device for each.
+    devices = np.searchsorted(processes, pid[source]) + len(places)
+    labels = ["cpu"] if len(processes) <= 1 else [f"cpu:{places[process]}" for process in processes]
+    begun = np.array([row[0] for row in rows], dtype=np.int64)
+    work = Work(
+        start=begun,
+        dur=np.array([row[1] for row in rows], dtype=np.int64),
+        cls=np.array([row[2] for row in rows], dtype=np.int64),
+        device=devices,
+        stream=tid[source],
+        name=name[source],
+        step=_step_of(trace, begun, table.column("pid")[source]),
+        names=names,
+        places=[*places, *labels],
+        detail={i: trace.columns.cpu_comm[row[3]] for i, row in enumerate(rows) if row[2] == COMM},
+        has_steps=trace.columns.step.length > 0,
+        steps_by="start",
+        on_cpu=table.length > 0,
+    )
+    if trace.columns.num_launch_annotations and not trace.columns.cpu_comm:
+        work.is_comm_recorded = False
+        work.warnings["device work was not recorded"] = (
+            "the file names collectives that ran on devices but holds CPU events only: communication is unknown"
+        )
+    return work
+
+
+def _outermost(
+    start: Ints, dur: Ints, ops: Ints, comms: Ints, enqueues: NDArray[np.bool_], *, is_loop: bool
+) -> list[tuple[int, int, int, int]]:
+    """Stretches of one thread's outermost operators, without enqueueing calls and a run loop's own collectives."""
+    if not len(ops):
+        return []
+    own_comm = union(spans(start[comms], dur[comms]))
+    op_union = union(spans(start[ops], dur[ops]))
+    # A thread that computes only while it runs a collective is a run loop, whatever it is called.
+    is_loop = is_loop or (len(own_comm) > 0 and len(subtract(op_union, own_comm)) == 0)
+    not_compute = [spans(start[ops[enqueues]], dur[ops[enqueues]])] + ([own_comm] if is_loop else [])
+    hidden = union(np.concatenate(not_compute))
+    order = ops[np.lexsort((-dur[ops], start[ops]))]
+    begin, end = start[order], (start + dur)[order]
+    reach = np.concatenate([[begin[0]], np.maximum.accumulate(end)[:-1]])
+    rows: list[tuple[int, int, int, int]] = []
+    for i in np.flatnonzero((end > reach) & (dur[order] > 0)):
+        piece = np.array([[max(begin[i], reach[i]), end[i]]])
+        near = slice(
+            np.searchsorted(hidden[:, 1], piece[0, 0], side="right"), np.searchsorted(hidden[:, 0], piece[0, 1])
+        )
+        for left, right in subtract(piece, hidden[near]):
+            rows.append((int(left), int(right - left), COMPUTE, int(order[i])))
+    return rows
