@@ -1,0 +1,1 @@
+"""How the claim ledger works inside; `labkit.claims` is its public face."""

@@ -1,0 +1,100 @@
+"""Which run record answers a check: the newest good one of this machine, else the newest good one of another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit.ledger.checks import Outcome, run_on_record
+from labkit.ledger.expression import ExpressionError
+from labkit.ledger.schema import Check, Claim, Ledger, LedgerError
+from labkit.ledger.scope import MissingResult
+from labkit.paths import RECORDS, runs_root
+from labkit.records import RecordError, RunRecord, list_runs, load_record
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the records say about one check."""
+
+    outcome: Outcome | None = None
+    """None when no record fits."""
+    run_id: str | None = None
+    tag: str = ""
+    here: bool = False
+    missing: str = ""
+    """Why no record fits; one phrase."""
+
+
+class Shelf:
+    """Records of one verification, each file read at most once."""
+
+    def __init__(self, ledger: Ledger, *, roots: Sequence[Path] | None = None, tag: str | None = None) -> None:
+        self._ledger = ledger
+        self._roots = tuple(roots) if roots is not None else (runs_root(), RECORDS)
+        self._tag = tag
+        self._loaded: dict[Path, RunRecord | None] = {}
+        self._listed: dict[str, list[tuple[Path, bool]]] = {}
+
+    @property
+    def tag(self) -> str:
+        """Hardware tag of this machine; detected only when a committed record has to be told from others."""
+        if self._tag is None:
+            from labkit import machine
+
+            self._tag = machine.detect().tag
+        return self._tag
+
+    def find(self, claim: Claim, check: Check) -> Standing:
+        """Judge a check by the first record that holds what it needs: this machine's newest first, then the others'."""
+        why = ""
+        for record, here in self._candidates(check.experiment):
+            problem = self._unfit(check, record)
+            if problem is None:
+                try:
+                    outcome = run_on_record(claim, check, self._ledger, record)
+                    return Standing(outcome=outcome, run_id=record.run_id, tag=record.hardware_tag, here=here)
+                except MissingResult as error:
+                    problem = str(error)
+                except ExpressionError as error:
+                    raise LedgerError(f"{claim.ledger}.yaml: {claim.id}: {error}") from None
+            why = why or f"no fitting record of {check.experiment}: {record.run_id}: {problem}"
+        return Standing(missing=why or f"no record of {check.experiment} yet")
+
+    def _candidates(self, experiment: str) -> Iterator[tuple[RunRecord, bool]]:
+        if experiment not in self._listed:
+            local, *committed = self._roots
+            found = [(path, True) for path in list_runs(experiment, roots=[local])]
+            for path in list_runs(experiment, roots=committed):
+                record = self._load(path)
+                found.append((path, record is not None and record.hardware_tag == self.tag))
+            # Newest last by run id, which starts with the UTC time; then this machine's records in front.
+            found.sort(key=lambda entry: entry[0].name, reverse=True)
+            found.sort(key=lambda entry: not entry[1])
+            self._listed[experiment] = found
+        for path, here in self._listed[experiment]:
+            record = self._load(path)
+            if record is not None:
+                yield record, here
+
+    def _load(self, path: Path) -> RunRecord | None:
+        """A record that may prove something: complete, measured, ok, and with every oracle passed."""
+        if path not in self._loaded:
+            try:
+                record = load_record(path)
+            except RecordError:
+                record = None
+            good = record is not None and record.status == "ok" and record.evidence == "measured"
+            self._loaded[path] = record if good and all(oracle.passed for oracle in record.oracles) else None  # type: ignore[union-attr]
+        return self._loaded[path]
+
+    def _unfit(self, check: Check, record: RunRecord) -> str | None:
+        """Why a record does not count for a check; None if it does."""
+        if check.hardware == "gpu" and not record.environment.get("hardware", {}).get("gpus"):
+            return f"{record.hardware_tag} has no GPU"
+        demanded = {**self._ledger.experiments.get(check.experiment, {}).get("params", {}), **check.params}
+        for name, value in demanded.items():
+            if record.params.get(name) != value:
+                return f"run with {name}={record.params.get(name)!r}, the claim needs {value!r}"
+        return None
