@@ -1,0 +1,137 @@
+"""The claim ledger and the errata as tables."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from docutils import nodes
+
+from labkit.book import sources
+from labkit.book.formula_sheet import with_code
+from labkit.book.lookup import RUNS_PAGE, claim_anchor, run_anchor
+from labkit.book.roles import SCHEME
+from labkit.book.tables import Row, code, make_table, pill
+from labkit.book.values import LookupProblem, show_value
+
+STATUS = {
+    "verified": ("verified", "good", "reproduced on this machine, or by formula"),
+    "reproduced_elsewhere": ("reproduced elsewhere", "fine", "reproduced by a committed record of another machine"),
+    "differs": ("differs", "bad", "our check gives another value than the source prints"),
+    "not_run": ("not run here", "none", "nothing on this machine or in the records answers it"),
+}
+LONGEST_VALUE = 150
+
+
+def ledger_table() -> nodes.table:
+    """Every claim with its printed value, our verdict and the reason, one anchor a claim."""
+    verdicts = sources.verdicts()
+    rows = []
+    for claim in sources.claims().values():
+        verdict = verdicts.get(claim.id)
+        word, look, _ = STATUS[verdict.status if verdict else "not_run"]
+        seen = "" if verdict is None or verdict.seen is None else short_value(verdict.seen)
+        rows.append(Row(
+            [
+                [nodes.paragraph("", "", code(claim.id)), with_code(claim.statement)],
+                f"{sources.source_title(claim)}, {_section(claim.section)}", claim.kind,
+                short_value(claim.value, claim.unit), pill(word, look), seen, _reason(verdict),
+            ],
+            anchor=claim_anchor(claim.id),
+        ))
+    headers = ["claim", "source", "kind", "printed", "status", "seen", "why this status"]
+    table = make_table(headers, rows, sortable=True, cards=True)
+    table["classes"].append("lk-filter")
+    return table
+
+
+def ledger_summary() -> nodes.table:
+    """How many claims of each kind have each status."""
+    verdicts = sources.verdicts()
+    count = Counter(
+        (claim.kind, verdicts[claim.id].status if claim.id in verdicts else "not_run")
+        for claim in sources.claims().values()
+    )
+    kinds = sorted({kind for kind, _ in count})
+    rows = [Row([kind, *[str(count[kind, status]) for status in STATUS]]) for kind in kinds]
+    rows.append(Row(["all", *[str(sum(count[kind, status] for kind in kinds)) for status in STATUS]]))
+    return make_table(["kind", *[word for word, _, _ in STATUS.values()]], rows)
+
+
+def _reason(verdict: Any) -> list[nodes.Node]:
+    if verdict is None:
+        return [nodes.Text("")]
+    parts: list[nodes.Node] = list(with_code(str(verdict.reason or "")).children)
+    entry = next((e for e in sources.all_entries() if verdict.record and e.record.run_id in str(verdict.record)), None)
+    if entry is not None:
+        target = run_anchor(entry.record.experiment, entry.record.run_id)
+        link = nodes.reference("", "", internal=True, refuri=f"{SCHEME}{RUNS_PAGE}#{target}")
+        link += code(entry.record.run_id)
+        parts += [nodes.Text(" "), link]
+    return parts
+
+
+def errata_table(seed: str) -> nodes.table:
+    """Errata of one source: what it prints, what comes out instead, and why.
+
+    Raises: LookupProblem when there is no such source.
+    """
+    errata = sources.errata()
+    chosen = [erratum for erratum in errata if erratum.seed == seed]
+    if not chosen:
+        raise LookupProblem(f"no errata of {seed!r} (there is: {', '.join(sorted({e.seed for e in errata}))})")
+    rows = []
+    for erratum in chosen:
+        links: list[nodes.Node] = []
+        for claim_id in erratum.claims:
+            links += [nodes.Text(" ")] if links else []
+            links.append(claim_link(claim_id))
+        rows.append(Row(
+            [
+                code(erratum.id), f"{_section(erratum.section)}: {erratum.cls}",
+                short_value(erratum.printed, limit=400), short_value(erratum.corrected, limit=400),
+                [with_code(erratum.comment), nodes.paragraph("", "", *links)],
+            ],
+            anchor=f"erratum-{seed}-{erratum.id}".lower().replace("_", "-"),
+        ))
+    return make_table(["id", "where, what kind", "printed", "instead", "why; claims"], rows, cards=True)
+
+
+def claim_link(claim_id: str) -> nodes.Node:
+    """A link to a claim's row; plain text when the ledger has no such claim."""
+    if claim_id not in sources.claims():
+        return code(claim_id)
+    from labkit.book.lookup import LEDGER_PAGE
+
+    link = nodes.reference("", "", internal=True, refuri=f"{SCHEME}{LEDGER_PAGE}#{claim_anchor(claim_id)}")
+    link += code(claim_id)
+    return link
+
+
+def short_value(value: Any, unit: str | None = None, *, limit: int = LONGEST_VALUE) -> str:
+    """A value of any shape on one line, cut after `limit` characters; None gives "".
+
+    >>> short_value({"1 MiB": 50, "4 MiB": [37, 1]}, "buckets")
+    '1 MiB: 50; 4 MiB: 37, 1 (buckets)'
+    """
+    if value is None:
+        return ""
+    try:
+        text = show_value(value, unit=unit)
+    except LookupProblem:
+        text = _nested(value) + (f" ({unit})" if unit else "")
+    return text if len(text) <= limit else text[:limit].rsplit(" ", 1)[0] + " …"
+
+
+def _nested(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key}: {_nested(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple) and any(isinstance(item, Mapping | list | tuple) for item in value):
+        return json.dumps(value, ensure_ascii=False)
+    return "unknown" if value is None else show_value(value)
+
+
+def _section(section: str) -> str:
+    return f"section {section}" if section and section[0].isdigit() else section
