@@ -59,42 +59,48 @@ def _torch_trace_dir(paths: list[Path]) -> dict:
     return analyze_trace_dir(paths)
 
 
+def _parsed(paths: list[Path], kind: str, parse: Callable[[str], dict]) -> dict:
+    path = one_file(paths, kind)
+    try:
+        return parse(read_text(path))
+    except UnreadableInput as err:
+        raise UnreadableInput(str(err) if str(err).startswith(str(path)) else f"{path}: {err}") from err
+
+
 def _torchrun_log(paths: list[Path]) -> dict:
     from labkit.analyze.torchrun_log import parse_log
 
-    path = one_file(paths, "torchrun_log")
-    return parse_log(read_text(path), source=str(path))
+    return _parsed(paths, "torchrun_log", parse_log)
 
 
 def _torchrun_error_file(paths: list[Path]) -> dict:
     from labkit.analyze.torchrun_log import parse_error_file
 
-    path = one_file(paths, "torchrun_error_file")
-    return parse_error_file(read_text(path), source=str(path))
+    return _parsed(paths, "torchrun_error_file", parse_error_file)
 
 
 def _nvidia_smi_query(paths: list[Path]) -> dict:
     from labkit.analyze.smi import parse_query
 
-    return parse_query(read_text(one_file(paths, "nvidia_smi_query")))
+    return _parsed(paths, "nvidia_smi_query", parse_query)
 
 
 def _nvidia_smi_topo(paths: list[Path]) -> dict:
     from labkit.analyze.smi import parse_topo
 
-    return parse_topo(read_text(one_file(paths, "nvidia_smi_topo")))
+    return _parsed(paths, "nvidia_smi_topo", parse_topo)
 
 
 def _nvidia_smi_topo_p2p(paths: list[Path]) -> dict:
     from labkit.analyze.smi import parse_topo_p2p
 
-    return parse_topo_p2p(read_text(one_file(paths, "nvidia_smi_topo_p2p")))
+    return _parsed(paths, "nvidia_smi_topo_p2p", parse_topo_p2p)
 
 
 def _rocm_smi_topo(paths: list[Path]) -> dict:
     from labkit.analyze.rocm_smi import parse_rocm_topo
 
-    return parse_rocm_topo(read_text(one_file(paths, "rocm_smi_topo")))
+    return _parsed(paths, "rocm_smi_topo", parse_rocm_topo)
 
 
 KINDS: dict[str, Callable[[list[Path]], dict]] = {

@@ -34,9 +34,10 @@ def analyze_trace(path: Path, *, use_msgspec: bool = True) -> dict[str, Any]:
     Returns: plain object. `n_comm`, `n_compute`, `n_memory` count rows; `comm_us`, `compute_us`, `memory_us` are
     unions; `overlap_us` is communication while compute runs, `exposed_comm_us` the rest of communication,
     `overlap_fraction` is `overlap_us` / `comm_us` (None if there is no communication); `busy_us` is communication or
-    compute. These are for the one device; with several they are None and `devices` has them for each. `steps` has the same by profiler step
-    (GPU: the step in which the kernel was *launched*), `outside_steps` what belongs to none. `collectives` has count,
-    bytes and summed time by collective. `warnings` are short fixed texts, `warning_details` explains each.
+    compute. These are for the one device; with several they are None and `devices` has them for each.
+    `steps` has the same by profiler step (GPU: the step in which the kernel was *launched*), `outside_steps` what
+    belongs to none. `collectives` has count, bytes and summed time by collective. `warnings` are short fixed texts,
+    `warning_details` explains each.
 
     Raises: UnreadableInput when the file is no trace.
     """
@@ -44,7 +45,8 @@ def analyze_trace(path: Path, *, use_msgspec: bool = True) -> dict[str, Any]:
     work = device_work(trace)
     result = identity(trace, work)
     used = sorted(set(work.device.tolist()), key=lambda device: (str(type(work.places[device])), work.places[device]))
-    devices = {str(work.places[device]): _device_summary(work, np.flatnonzero(work.device == device)) for device in used}
+    rows = {str(work.places[device]): np.flatnonzero(work.device == device) for device in used}
+    devices = {label: _device_summary(work, rows[label]) for label in rows}
     if len(devices) == 1:
         result |= next(iter(devices.values()))
     else:
