@@ -1,0 +1,104 @@
+"""Model shapes: the few numbers that formulas need, as data with their source.
+
+In: `data/models/<name>.yaml`. Out: `ModelSpec`. No weights and no configuration file of anyone is stored here.
+
+    python -c "from labkit.models import load_model; print(load_model('qwen2.5-7b'))"
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+import yaml
+
+from labkit.paths import MODELS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """Shape of one decoder-only transformer. None: does not apply, or not published."""
+
+    name: str
+    """File name without ending, e.g. "qwen2.5-7b"."""
+    title: str
+    num_layers: int
+    hidden: int
+    num_heads: int
+    """Query heads."""
+    num_kv_heads: int
+    """Heads whose K and V are cached; equal to `num_heads` without grouping. Not used by MLA models."""
+    head_dim: int
+    """Width of one query or key head (without the MLA split)."""
+    intermediate: int
+    """Width of the dense MLP."""
+    vocab_size: int
+    tied_embeddings: bool
+    dtype: str
+    """Storage type of weights and cache, e.g. "bfloat16"."""
+    source: str
+    accessed: str
+    kv_lora_rank: int | None = None
+    """Multi-head latent attention: width of the cached latent."""
+    qk_rope_head_dim: int | None = None
+    """Multi-head latent attention: width of the cached rotary key, shared by all heads."""
+    num_experts: int | None = None
+    num_experts_per_token: int | None = None
+    moe_intermediate: int | None = None
+    """Width of one routed expert."""
+    num_positions: int | None = None
+    """Rows of a learned position table."""
+
+    @property
+    def is_mla(self) -> bool:
+        """Whether the cache holds a latent and a rotary key instead of keys and values."""
+        return self.kv_lora_rank is not None
+
+    def kv_cache_shape(self) -> dict[str, Any]:
+        """Keyword arguments for `labkit.calc.kv_cache.kv_bytes_per_token`, without the element size."""
+        if self.is_mla:
+            return {
+                "num_layers": self.num_layers, "kv_lora_rank": self.kv_lora_rank,
+                "qk_rope_head_dim": self.qk_rope_head_dim,
+            }
+        return {"num_layers": self.num_layers, "num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value of every field."""
+        return asdict(self)
+
+
+def list_models() -> list[str]:
+    """Names of all models, sorted."""
+    return sorted(path.stem for path in MODELS.glob("*.yaml"))
+
+
+@lru_cache(maxsize=64)
+def load_model(name: str) -> ModelSpec:
+    """Read one model shape.
+
+    Args:
+        name: e.g. "qwen2.5-7b"; see `list_models`.
+
+    Returns: the shape.
+    Raises: ValueError naming the model or the field that is unknown, missing or inconsistent.
+    """
+    if name not in list_models():
+        close = difflib.get_close_matches(name, list_models(), n=1, cutoff=0.4)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"unknown model {name!r}{hint} (known: {', '.join(list_models())})")
+    raw = yaml.safe_load((MODELS / f"{name}.yaml").read_text(encoding="utf-8"))
+    odd = set(raw) - {f.name for f in fields(ModelSpec)}
+    if odd:
+        raise ValueError(f"{name}.yaml: unknown field {', '.join(sorted(odd))}")
+    try:
+        spec = ModelSpec(**{**raw, "name": name, "accessed": str(raw.get("accessed", ""))})
+    except TypeError as error:
+        raise ValueError(f"{name}.yaml: {str(error).removeprefix('ModelSpec.__init__() ')}") from None
+    if spec.num_heads % spec.num_kv_heads:
+        raise ValueError(f"{name}.yaml: num_heads={spec.num_heads}: not a multiple of num_kv_heads={spec.num_kv_heads}")
+    if (spec.kv_lora_rank is None) != (spec.qk_rope_head_dim is None):
+        raise ValueError(f"{name}.yaml: kv_lora_rank and qk_rope_head_dim: expected both or neither")
+    return spec
