@@ -21,7 +21,8 @@ FIELDS_OF_CHECK = {
     "formula": {"by", "expr", "inputs", "expect", "corrected", "compare"},
     "calc": {"by", "call", "args", "inputs", "expr", "expect", "corrected", "compare"},
     "record": {
-        "by", "experiment", "result", "key", "expr", "inputs", "expect", "compare", "hardware", "params", "needs", "how",
+        "by", "experiment", "result", "key", "expr", "inputs", "expect", "compare", "hardware", "params", "needs",
+        "how",
     },
     "read": {"by", "reason"},
 }

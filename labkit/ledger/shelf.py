@@ -60,7 +60,9 @@ class Shelf:
                 except ExpressionError as error:
                     raise LedgerError(f"{claim.ledger}.yaml: {claim.id}: {error}") from None
             why = why or f"no fitting record of {check.experiment}: {record.run_id}: {problem}"
-        return Standing(missing=why or f"no record of {check.experiment} yet")
+        num_bad = sum(self._load(path) is None for path, _ in self._listed[check.experiment])
+        bad = f" ({num_bad} failed, incomplete, changed or simulated)" if num_bad else ""
+        return Standing(missing=why or f"no record of {check.experiment} yet{bad}")
 
     def _candidates(self, experiment: str) -> Iterator[tuple[RunRecord, bool]]:
         if experiment not in self._listed:
@@ -79,14 +81,14 @@ class Shelf:
                 yield record, here
 
     def _load(self, path: Path) -> RunRecord | None:
-        """A record that may prove something: complete, measured, ok, and with every oracle passed."""
+        """A record that may prove something: complete, unchanged, measured, and ok, which a failed oracle excludes."""
         if path not in self._loaded:
             try:
                 record = load_record(path)
             except RecordError:
                 record = None
             good = record is not None and record.status == "ok" and record.evidence == "measured"
-            self._loaded[path] = record if good and all(oracle.passed for oracle in record.oracles) else None  # type: ignore[union-attr]
+            self._loaded[path] = record if good and record.experiment == path.parent.name else None  # type: ignore[union-attr]
         return self._loaded[path]
 
     def _unfit(self, check: Check, record: RunRecord) -> str | None:
