@@ -37,8 +37,8 @@ from labkit.paths import CLAIMS
 from labkit.presets import unknown_name
 
 __all__ = [
-    "Claim", "Erratum", "LedgerError", "Row", "claim_value", "evidence_badge", "failed", "get_claim", "load_claims",
-    "load_errata", "summary", "verify",
+    "Claim", "Erratum", "LedgerError", "Row", "claim_value", "failed", "get_claim", "load_claims", "load_errata",
+    "summary", "verify",
 ]
 
 STATUSES = ("verified", "reproduced_elsewhere", "differs", "not_run")
@@ -147,13 +147,6 @@ def failed(rows: Iterable[Row], *, folder: Path | None = None) -> list[Row]:
     """Rows that differ although their claim is marked must-hold: the reason for exit code 1."""
     claims = load_ledger(folder or CLAIMS).claims
     return [row for row in rows if row.status == "differs" and claims[row.id].must_hold]
-
-
-def evidence_badge(row: Row) -> str:
-    """What stands behind a claim's number on a page: `here`, `elsewhere`, `derived` or `quoted`."""
-    if row.status == "verified":
-        return "derived" if row.record is None else "here"
-    return "elsewhere" if row.status == "reproduced_elsewhere" else "quoted"
 
 
 def _row(claim: Claim, ledger: Ledger, shelf: Shelf) -> Row:

@@ -1,6 +1,6 @@
 """Where a claim stands: hand-built miniature ledgers and records for every status and every rule."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 
@@ -258,12 +258,3 @@ def test_only_must_hold_claims_that_differ_fail(place):
     rows = claims.verify(roots=(place.local, place.committed), tag="cpu-2c", folder=place.ledger)
     assert [row.id for row in claims.failed(rows, folder=place.ledger)] == ["toy-bad"]
     assert claims.summary(rows)["by_status"] == {"verified": 1, "reproduced_elsewhere": 0, "differs": 2, "not_run": 1}
-
-
-@pytest.mark.parametrize(
-    ("status", "record", "badge"),
-    [("verified", None, "derived"), ("verified", "r", "here"), ("reproduced_elsewhere", "r", "elsewhere"),
-     ("differs", "r", "quoted"), ("not_run", None, "quoted")],
-)
-def test_badges(place, status, record, badge):
-    assert claims.evidence_badge(replace(place.row(a_claim()), status=status, record=record)) == badge
