@@ -258,3 +258,11 @@ def test_only_must_hold_claims_that_differ_fail(place):
     rows = claims.verify(roots=(place.local, place.committed), tag="cpu-2c", folder=place.ledger)
     assert [row.id for row in claims.failed(rows, folder=place.ledger)] == ["toy-bad"]
     assert claims.summary(rows)["by_status"] == {"verified": 1, "reproduced_elsewhere": 0, "differs": 2, "not_run": 1}
+
+
+def test_a_part_of_a_calculators_answer(place):
+    args = {"registers_per_thread": 32, "threads_per_block": 256, "compute_capability": "7.0"}
+    check = {"by": "calc", "call": "labkit.calc.occupancy:naive_occupancy", "part": "warps_per_sm", "args": args}
+    assert place.row(a_claim(value=64, check=check)).status == "verified"  # 65,536 registers hold 2,048 threads of 32
+    with pytest.raises(claims.LedgerError, match=r"toy-sum: .* has no 'warps' \(there is: blocks_per_sm"):
+        place.row(a_claim(value=64, check=check | {"part": "warps"}))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.ledger.compare import (
+    MODES_WITH_RANGE,
     Rule,
     allowance,
     at,
@@ -48,7 +49,7 @@ def run_arithmetic(claim: Claim, check: Check, ledger: Ledger) -> Outcome:
 
     Raises: LedgerError when it cannot be evaluated: a mistake in the ledger, not a claim that differs.
     """
-    scope = Scope(ledger)
+    scope = Scope(ledger, needs_range=_needs_range(check))
     expected = expected_of(claim, check)
     try:
         seen = evaluate_check(check, expected, scope) if check.by == "formula" else _call(check, expected, scope)
@@ -65,12 +66,17 @@ def run_on_record(claim: Claim, check: Check, ledger: Ledger, record: RunRecord)
     """
     expected = expected_of(claim, check)
     if check.expr is not None:
-        return judge(claim, check, expected, evaluate_check(check, expected, Scope(ledger, record)))
+        scope = Scope(ledger, record, needs_range=_needs_range(check))
+        return judge(claim, check, expected, evaluate_check(check, expected, scope))
     found = as_seen(record_entry(record, (check.result,) if check.key is None else (check.result, check.key)))
     if isinstance(expected, Mapping) and isinstance(found, Mapping):
         for key in expected:
             record_entry(record, (check.result, *(() if check.key is None else (check.key,)), key))
     return judge(claim, check, expected, found)
+
+
+def _needs_range(check: Check) -> bool:
+    return parse_rule(check.compare).mode in MODES_WITH_RANGE
 
 
 def expected_of(claim: Claim, check: Check) -> Any:
@@ -145,11 +151,19 @@ def _call(check: Check, expected: Any, scope: Scope) -> Any:
             except (TypeError, ValueError, ArithmeticError) as error:
                 raise ExpressionError(f"{check.call}: {error}") from None
             out = out.tolist() if hasattr(out, "tolist") else out  # numpy to plain values
+            out = _part(out, check) if check.part else out
             return out if check.expr is None else scope.value(check.expr, {**names, "out": out})
 
         return scope.explore(compute)
 
     return per_key(expected, answer) if is_per_key(check) and isinstance(expected, Mapping | list) else answer(None)
+
+
+def _part(out: Any, check: Check) -> Any:
+    if not isinstance(out, Mapping) or check.part not in out:
+        known = ", ".join(map(str, out)) if isinstance(out, Mapping) else f"a {type(out).__name__}"
+        raise ExpressionError(f"{check.call}: its answer has no {check.part!r} (there is: {known})")
+    return out[check.part]
 
 
 def resolve_call(text: str) -> Any:

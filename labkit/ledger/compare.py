@@ -20,6 +20,8 @@ from typing import Any
 
 MODES_WITH_NUMBER = ("dp", "sig", "rel", "direction")
 MODES = ("exact", "reachable", "beside", *MODES_WITH_NUMBER)
+MODES_WITH_RANGE = ("reachable", "direction")
+"""Rules that ask how far a value could be off; for the others it is evaluated once."""
 SLACK = 1 + 1e-9
 """A half is a half: 15.625 printed as 15.63 must not fail on the last bit of a float."""
 

@@ -19,7 +19,7 @@ EVIDENCE = ("direct", "causal-control", "consistent", "not-proven")
 
 FIELDS_OF_CHECK = {
     "formula": {"by", "expr", "inputs", "expect", "corrected", "compare"},
-    "calc": {"by", "call", "args", "inputs", "expr", "expect", "corrected", "compare"},
+    "calc": {"by", "call", "part", "args", "inputs", "expr", "expect", "corrected", "compare"},
     "record": {
         "by", "experiment", "result", "key", "expr", "inputs", "expect", "compare", "hardware", "params", "needs",
         "how",
@@ -51,6 +51,8 @@ class Check:
     """What does come out, where the source's number is a listed erratum."""
     call: str = ""
     """`labkit.calc.<topic>:<function>`; `expr` may then turn its answer `out` into the claim's unit."""
+    part: str = ""
+    """Entry of the answer that counts, where the function returns a mapping."""
     args: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments; text that starts with `=` is an expression."""
     experiment: str = ""

@@ -27,9 +27,10 @@ class MissingResult(ExpressionError):
 class Scope:
     """Lookups of one check. `ranges` fills up with what was used; `pinned` overrides it at a corner."""
 
-    def __init__(self, ledger: Ledger, record: RunRecord | None = None) -> None:
+    def __init__(self, ledger: Ledger, record: RunRecord | None = None, *, needs_range: bool = True) -> None:
         self.ledger = ledger
         self.record = record
+        self.needs_range = needs_range
         self.ranges: dict[tuple[Any, ...], tuple[float, float]] = {}
         self.pinned: dict[tuple[Any, ...], float] = {}
 
@@ -74,7 +75,7 @@ class Scope:
         self.ranges, self.pinned = {}, {}
         value = compute()
         tokens, ranges = list(self.ranges), dict(self.ranges)
-        if not is_number(value) or not tokens:
+        if not is_number(value) or not tokens or not self.needs_range:
             return as_seen(value)
         if len(tokens) > MOST_RANGES:
             raise ExpressionError(f"{len(tokens)} rounded values in one expression, expected at most {MOST_RANGES}")
