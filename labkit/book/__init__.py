@@ -5,8 +5,9 @@
     calc_call.py  the expression of a {calc} role, evaluated without eval
     sources.py    ledger, records, formulas and hardware, read once a build
     lookup.py     text of a role -> Number
-    roles.py      {claim}, {run}, {calc}
-    directives.py {claim-ledger}, {errata}, {hardware-table}, {formula-sheet}, {run-list}, {status}, {flow}
+    roles.py      {claim}, {run}, {calc}, {hw}
+    directives.py {claim-ledger}, {errata}, {hardware-table}, {formula-sheet}, {run-list}, {status}, {flow} and more;
+                  their content comes from ledger_page, hardware_page, formula_sheet, reports, flow
     executed.py   hands MyST-NB the executed copy of a notebook
     plotly_mime.py, vendor.py, offline.py   figures and scripts from this site only
 

@@ -9,7 +9,7 @@ from docutils import nodes
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
-from labkit.book import evidence, flow, ledger_page, reports
+from labkit.book import evidence, flow, hardware_page, ledger_page, reports
 from labkit.book.formula_sheet import formula_sections
 from labkit.book.tables import Row, make_table
 from labkit.book.values import LookupProblem
@@ -61,7 +61,16 @@ class Errata(_Generated):
     required_arguments = 1
 
     def make(self) -> Sequence[nodes.Node]:
-        return [ledger_page.errata_table(self.arguments[0])]
+        return ledger_page.errata_blocks(self.arguments[0])
+
+
+class HardwareTable(_Generated):
+    """`{hardware-table} peaks` and so on: one table of the hardware profiles."""
+
+    required_arguments = 1
+
+    def make(self) -> Sequence[nodes.Node]:
+        return hardware_page.hardware_table(self.arguments[0])
 
 
 class FormulaSheet(_Generated):
@@ -114,6 +123,7 @@ class EvidenceKinds(_Generated):
 
 DIRECTIVES = {
     "claim-ledger": ClaimLedger, "status-words": StatusWords, "errata": Errata, "formula-sheet": FormulaSheet,
+    "hardware-table": HardwareTable,
     "run-list": RunList, "status": Status, "flow": Flow, "evidence-kinds": EvidenceKinds,
 }
 

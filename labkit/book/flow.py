@@ -30,13 +30,13 @@ class Box:
 
 BOXES = (
     Box("Parameters", "a preset of the lab", (0, 78), (84, 0)),
-    Box("Prediction", "closed form, saved first", (190, 10), (0, 92), planned=True),
-    Box("Launcher", "fresh processes", (190, 146), (168, 92)),
-    Box("Engine", "torch, Triton, vLLM", (380, 146), (168, 184)),
-    Box("Run record", "samples and hashes", (570, 146), (168, 276)),
-    Box("Oracle", "right or wrong", (570, 10), (84, 368)),
-    Box("Ledger", "verdict of each claim", (760, 10), (84, 460)),
-    Box("Page", "numbers with evidence", (760, 146), (84, 552)),
+    Box("Prediction", "saved before the run", (176, 10), (0, 92), planned=True),
+    Box("Launcher", "fresh processes", (176, 146), (168, 92)),
+    Box("Engine", "torch, Triton, vLLM", (352, 146), (168, 184)),
+    Box("Run record", "samples and hashes", (528, 146), (168, 276)),
+    Box("Oracle", "right or wrong", (528, 10), (84, 368)),
+    Box("Ledger", "verdict of each claim", (704, 10), (84, 460)),
+    Box("Page", "numbers with evidence", (704, 146), (84, 552)),
 )
 ARROWS = (
     ("Parameters", "Prediction"), ("Parameters", "Launcher"), ("Launcher", "Engine"), ("Engine", "Run record"),
@@ -54,7 +54,7 @@ def flow_svg(*, tall: bool = False, inline: bool = True) -> str:
             reader's light or dark setting.
     """
     places = {box.name: (box.tall if tall else box.wide) for box in BOXES}
-    size = (320, 614) if tall else (914, 218)
+    size = (320, 614) if tall else (856, 218)
     parts = [_arrow(places[start], places[end], tall=tall) for start, end in ARROWS]
     parts += [_box(box, places[box.name]) for box in BOXES]
     style = "" if inline else (
@@ -80,8 +80,8 @@ def _box(box: Box, place: tuple[int, int]) -> str:
     return (
         f'<g transform="translate({x} {y})"><rect width="{WIDTH}" height="{HEIGHT}" rx="5" fill="currentColor" '
         f'fill-opacity="0.06" stroke="currentColor" stroke-opacity="0.55"{dash}/>'
-        f'<text x="{WIDTH // 2}" y="26" text-anchor="middle" font-size="15" font-weight="600" fill="currentColor">'
-        f'{escape(box.name)}</text><text x="{WIDTH // 2}" y="45" text-anchor="middle" font-size="11.5" '
+        f'<text x="{WIDTH // 2}" y="26" text-anchor="middle" font-size="16" font-weight="600" fill="currentColor">'
+        f'{escape(box.name)}</text><text x="{WIDTH // 2}" y="46" text-anchor="middle" font-size="12.8" '
         f'fill="currentColor" fill-opacity="0.82">{escape(box.note)}</text></g>'
     )
 
@@ -98,7 +98,7 @@ def _arrow(start: tuple[int, int], end: tuple[int, int], *, tall: bool) -> str:
         middle = (y0 + HEIGHT + y1) // 2 if y1 - y0 < 150 else y1 - 16
         path = f"M{x0 + WIDTH // 2} {y0 + HEIGHT}V{middle}H{x1 + WIDTH // 2}V{y1 - 2}"
     else:
-        path = f"M{x0 + WIDTH} {y0 + HEIGHT // 2}H{x0 + WIDTH + 19}V{y1 + HEIGHT // 2}H{x1 - 2}"
+        path = f"M{x0 + WIDTH} {y0 + HEIGHT // 2}H{x0 + WIDTH + 11}V{y1 + HEIGHT // 2}H{x1 - 2}"
     return f'<path d="{path}" fill="none" stroke="currentColor" stroke-opacity="0.7" marker-end="url(#HEAD)"/>'
 
 

@@ -12,7 +12,7 @@ from docutils import nodes
 
 from labkit.book.calc_call import calc_modules, formulas
 from labkit.book.lookup import formula_anchor
-from labkit.book.tables import Row, code, make_table, paragraph
+from labkit.book.tables import Row, code, make_table
 
 SECTIONS = ("Args", "Returns", "Raises", "Assumes", "Used in", "Source")
 
@@ -83,9 +83,9 @@ def formula_sections() -> list[nodes.section]:
         if not found:
             continue
         section = nodes.section(ids=[f"topic-{topic}".replace("_", "-")], names=[])
-        section += nodes.title(topic, topic.replace("_", " "))
-        intro = inspect.cleandoc(module.__doc__ or "").split("\n\n")[0]
-        section += paragraph(_join(intro))
+        title, colon, intro = _join(inspect.cleandoc(module.__doc__ or "").split("\n\n")[0]).partition(": ")
+        section += nodes.title("", title if colon else topic.replace("_", " "))
+        section += with_code(intro[:1].upper() + intro[1:] if colon else title)
         section += [_block(topic, name, function) for name, function in found.items()]
         sections.append(section)
     return sections
@@ -93,10 +93,10 @@ def formula_sections() -> list[nodes.section]:
 
 def _block(topic: str, name: str, function: Callable[..., Any]) -> nodes.container:
     doc = parse_docstring(function.__doc__ or "")
-    block = nodes.container(classes=["lk-formula"], ids=[formula_anchor(f"{topic}.{name}")])
-    block += nodes.paragraph("", "", code(f"{topic}.{name}"), classes=["lk-formula-name"])
+    block = nodes.container(classes=["lk-entry"], ids=[formula_anchor(f"{topic}.{name}")])
+    block += nodes.paragraph("", "", code(f"{topic}.{name}"), classes=["lk-entry-name"])
     block += with_code(doc.summary)
-    block += [with_code(text, classes=["lk-formula-line"]) for text in doc.paragraphs]
+    block += [with_code(text, classes=["lk-entry-line"]) for text in doc.paragraphs]
     items = nodes.field_list(classes=["lk-fields"])
     for label in ("Returns", "Assumes", "Source"):
         if doc.sections.get(label):

@@ -11,10 +11,11 @@ from docutils import nodes
 
 from labkit.book import sources
 from labkit.book.formula_sheet import with_code
-from labkit.book.lookup import RUNS_PAGE, claim_anchor, run_anchor
+from labkit.book.lookup import LEDGER_PAGE, RUNS_PAGE, claim_anchor, run_anchor
 from labkit.book.roles import SCHEME
 from labkit.book.tables import Row, code, make_table, pill
 from labkit.book.values import LookupProblem, show_value
+from labkit.claims import Erratum
 
 STATUS = {
     "verified": ("verified", "good", "reproduced on this machine, or by formula"),
@@ -33,16 +34,20 @@ def ledger_table() -> nodes.table:
         verdict = verdicts.get(claim.id)
         word, look, _ = STATUS[verdict.status if verdict else "not_run"]
         seen = "" if verdict is None or verdict.seen is None else short_value(verdict.seen)
+        origin = nodes.paragraph("", "", _field("source", sources.source_title(claim)), classes=["lk-small"])
+        origin += nodes.Text(f", {_section(claim.section)}")
+        status = pill(word, look)
+        status["classes"].append("lk-f-status")
         rows.append(Row(
             [
-                [nodes.paragraph("", "", code(claim.id)), with_code(claim.statement)],
-                f"{sources.source_title(claim)}, {_section(claim.section)}", claim.kind,
-                short_value(claim.value, claim.unit), pill(word, look), seen, _reason(verdict),
+                [nodes.paragraph("", "", code(claim.id)), with_code(claim.statement), origin],
+                [_field("kind", claim.kind)], short_value(claim.value, claim.unit), seen,
+                [nodes.paragraph("", "", status), nodes.paragraph("", "", *_reason(verdict), classes=["lk-small"])],
             ],
             anchor=claim_anchor(claim.id),
         ))
-    headers = ["claim", "source", "kind", "printed", "status", "seen", "why this status"]
-    table = make_table(headers, rows, sortable=True, cards=True)
+    headers = ["claim", "kind", "printed", "seen", "status"]
+    table = make_table(headers, rows, sortable=True, cards=True, widths=[40, 12, 17, 14, 17])
     table["classes"].append("lk-filter")
     return table
 
@@ -60,6 +65,11 @@ def ledger_summary() -> nodes.table:
     return make_table(["kind", *[word for word, _, _ in STATUS.values()]], rows)
 
 
+def _field(name: str, text: str) -> nodes.inline:
+    """Text that the table script offers as a filter called `name`."""
+    return nodes.inline(text, text, classes=[f"lk-f-{name}"])
+
+
 def _reason(verdict: Any) -> list[nodes.Node]:
     if verdict is None:
         return [nodes.Text("")]
@@ -73,8 +83,8 @@ def _reason(verdict: Any) -> list[nodes.Node]:
     return parts
 
 
-def errata_table(seed: str) -> nodes.table:
-    """Errata of one source: what it prints, what comes out instead, and why.
+def errata_blocks(seed: str) -> list[nodes.Node]:
+    """Errata of one source, a block each: what it prints, what comes out instead, and why.
 
     Raises: LookupProblem when there is no such source.
     """
@@ -82,29 +92,35 @@ def errata_table(seed: str) -> nodes.table:
     chosen = [erratum for erratum in errata if erratum.seed == seed]
     if not chosen:
         raise LookupProblem(f"no errata of {seed!r} (there is: {', '.join(sorted({e.seed for e in errata}))})")
-    rows = []
-    for erratum in chosen:
+    return [_erratum_block(erratum) for erratum in chosen]
+
+
+def _erratum_block(erratum: Erratum) -> nodes.container:
+    anchor = f"erratum-{erratum.seed}-{erratum.id}".lower().replace("_", "-")
+    block = nodes.container(classes=["lk-entry"], ids=[anchor])
+    head = nodes.paragraph(classes=["lk-entry-name"])
+    head += [code(erratum.id), nodes.Text(f" {_section(erratum.section)}: {erratum.cls}")]
+    block += head
+    fields = nodes.field_list(classes=["lk-fields"])
+    for label, value in (("Printed", erratum.printed), ("Instead", erratum.corrected), ("Why", erratum.comment)):
+        text = short_value(value, limit=1500)
+        if text:
+            fields += nodes.field("", nodes.field_name(label, label), nodes.field_body("", with_code(text)))
+    if erratum.claims:
         links: list[nodes.Node] = []
         for claim_id in erratum.claims:
-            links += [nodes.Text(" ")] if links else []
+            links += [nodes.Text(", ")] if links else []
             links.append(claim_link(claim_id))
-        rows.append(Row(
-            [
-                code(erratum.id), f"{_section(erratum.section)}: {erratum.cls}",
-                short_value(erratum.printed, limit=400), short_value(erratum.corrected, limit=400),
-                [with_code(erratum.comment), nodes.paragraph("", "", *links)],
-            ],
-            anchor=f"erratum-{seed}-{erratum.id}".lower().replace("_", "-"),
-        ))
-    return make_table(["id", "where, what kind", "printed", "instead", "why; claims"], rows, cards=True)
+        body = nodes.field_body("", nodes.paragraph("", "", *links))
+        fields += nodes.field("", nodes.field_name("Claims", "Claims"), body)
+    block += fields
+    return block
 
 
 def claim_link(claim_id: str) -> nodes.Node:
     """A link to a claim's row; plain text when the ledger has no such claim."""
     if claim_id not in sources.claims():
         return code(claim_id)
-    from labkit.book.lookup import LEDGER_PAGE
-
     link = nodes.reference("", "", internal=True, refuri=f"{SCHEME}{LEDGER_PAGE}#{claim_anchor(claim_id)}")
     link += code(claim_id)
     return link

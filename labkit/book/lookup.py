@@ -10,11 +10,12 @@ from typing import Any
 from labkit.book import evidence, sources
 from labkit.book.calc_call import evaluate
 from labkit.book.evidence import Evidence
-from labkit.book.values import LookupProblem, is_quantity, show_value, split_format, walk
+from labkit.book.values import LookupProblem, is_quantity, show_value, split_format, unit_of_name, walk
 
 LEDGER_PAGE = "book/claim-ledger"
 RUNS_PAGE = "book/runs"
 FORMULAS_PAGE = "book/formulas"
+HARDWARE_PAGE = "book/hardware"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +132,25 @@ def calc_number(text: str) -> Number:
     """
     expression, spec = split_format(text)
     value, name = evaluate(expression, hardware=sources.hardware_value)
-    return Number(
-        show_value(value, spec), evidence.DERIVED, f"calculated: {expression}", FORMULAS_PAGE, formula_anchor(name)
-    )
+    # Names end in their unit, so a direct result has one; a part of a result is a bare number.
+    unit = unit_of_name(name) if expression.endswith(")") else None
+    shown = show_value(value, spec, unit=unit)
+    return Number(shown, evidence.DERIVED, f"calculated: {expression}", FORMULAS_PAGE, formula_anchor(name))
+
+
+def hardware_number(text: str) -> Number:
+    """`profile.field`, with ` | format`: a published limit (quoted) or a ceiling measured by us (elsewhere).
+
+    Raises: LookupProblem, one line.
+    """
+    expression, spec = split_format(text)
+    profile, _, name = expression.partition(".")
+    field, measured = sources.hardware_field(profile, name)
+    kind = evidence.ELSEWHERE if measured else evidence.QUOTED
+    note = f"; {field.note}" if field.note else ""
+    detail = f"{field.source}, {field.accessed}{note}"
+    shown = show_value(field.value, spec, unit=field.unit)
+    return Number(shown, kind, detail, HARDWARE_PAGE, hardware_anchor(profile))
 
 
 def claim_anchor(claim_id: str) -> str:
@@ -144,6 +161,11 @@ def claim_anchor(claim_id: str) -> str:
 def run_anchor(experiment: str, run_id: str) -> str:
     """Anchor of a record's row in the list of runs."""
     return re.sub(r"[^a-z0-9]+", "-", f"run-{experiment}-{run_id}".lower()).strip("-")
+
+
+def hardware_anchor(profile: str) -> str:
+    """Anchor of a device's sources in the hardware table."""
+    return f"hardware-{profile}".replace("_", "-")
 
 
 def formula_anchor(name: str) -> str:

@@ -33,13 +33,14 @@ def run_list(*, local: bool) -> list[nodes.Node]:
         commit = str(record.environment.get("git", {}).get("commit") or "unknown")[:10]
         rows.append(Row(
             [
-                code(record.experiment), record.hardware_tag, record.preset, record.created_utc[:16].replace("T", " "),
-                pill(record.status, "good" if record.status == "ok" else "bad"), f"{passed} of {len(record.oracles)}",
-                code(commit), code(record.run_id),
+                [nodes.paragraph("", "", code(record.experiment)), nodes.paragraph("", "", code(record.run_id))],
+                record.hardware_tag, record.preset, record.created_utc[:16].replace("T", " "),
+                [pill(record.status, "good" if record.status == "ok" else "bad")], f"{passed} of {len(record.oracles)}",
+                code(commit),
             ],
             anchor=run_anchor(record.experiment, record.run_id),
         ))
-    headers = ["experiment", "hardware", "preset", "started (UTC)", "status", "oracles passed", "commit", "run"]
+    headers = ["experiment, run", "hardware", "preset", "started (UTC)", "status", "oracles passed", "commit"]
     return [make_table(headers, rows, sortable=True, cards=True)]
 
 

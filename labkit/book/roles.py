@@ -1,4 +1,4 @@
-"""The roles {claim}, {run} and {calc}: a number, a badge that names its evidence, a link to its row."""
+"""The roles {claim}, {run}, {calc} and {hw}: a number, a badge that names its evidence, a link to its row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sphinx.errors import NoUri
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
-from labkit.book.lookup import Number, calc_number, claim_number, run_number
+from labkit.book.lookup import Number, calc_number, claim_number, hardware_number, run_number
 from labkit.book.values import LookupProblem
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ def resolve_links(app: Any, doctree: nodes.document, docname: str) -> None:
 
 def setup(app: Any) -> None:
     """Register the roles."""
-    for name, look_up in (("claim", claim_number), ("run", run_number), ("calc", calc_number)):
+    look_ups = {"claim": claim_number, "run": run_number, "calc": calc_number, "hw": hardware_number}
+    for name, look_up in look_ups.items():
         app.add_role(name, NumberRole(name, look_up))
     app.connect("doctree-resolved", resolve_links)

@@ -13,6 +13,7 @@ from typing import Any
 from labkit import paths
 from labkit.book.values import LookupProblem
 from labkit.claims import Claim, Erratum, LedgerError, Row, load_claims, load_errata, verify
+from labkit.hardware import Field, load_profile
 from labkit.records import RecordError, RunRecord, list_runs, load_record
 
 SOURCE_TITLES = {"v100_report": "the 8x V100 report", "questions": "the interview text"}
@@ -96,7 +97,24 @@ def hardware_value(profile: str, field: str) -> Any:
 
     Raises: LookupProblem when the profile or the field is unknown, or its value is not known.
     """
-    raise LookupProblem(f"no hardware profile {profile!r} with {field!r}")
+    return hardware_field(profile, field)[0].value
+
+
+def hardware_field(profile: str, field: str) -> tuple[Field, bool]:
+    """A field of a hardware profile that has a value, and whether we measured it.
+
+    Raises: LookupProblem when the profile or the field is unknown, or its value is not known.
+    """
+    try:
+        found = load_profile(profile)
+        found.value(field)
+    except ValueError as error:
+        raise LookupProblem(str(error)) from None
+    measured = field in found.measured
+    entry = found.measured[field] if measured else found.fields[field]
+    if entry.value is None:
+        raise LookupProblem(f"{profile}: {field} is not known")
+    return entry, measured
 
 
 def source_title(claim: Claim) -> str:

@@ -20,7 +20,8 @@ class Row:
 
 
 def make_table(
-    headers: Sequence[str], rows: Sequence[Row], *, sortable: bool = False, cards: bool = False
+    headers: Sequence[str], rows: Sequence[Row], *, sortable: bool = False, cards: bool = False,
+    widths: Sequence[int] = (),
 ) -> nodes.table:
     """A table.
 
@@ -29,29 +30,39 @@ def make_table(
         rows: each with as many cells as there are headers.
         sortable: a click on a header sorts.
         cards: on a phone each row becomes a card with its column titles inside.
+        widths: parts of the whole width, one a column; without them columns are as wide as they need.
 
     Raises: ValueError when a row has another number of cells.
     """
-    table = nodes.table(classes=["lk-table", *["lk-sortable"] * sortable, *["lk-cards"] * cards])
-    group = nodes.tgroup(cols=len(headers))
-    table += group
-    group += [nodes.colspec(colwidth=1) for _ in headers]
-    head = nodes.thead()
-    group += head
-    head += _row(Row(list(headers)))
-    body = nodes.tbody()
-    group += body
+    classes = [*["lk-sortable"] * sortable, *["lk-cards"] * cards, *["lk-fixed"] * bool(widths)]
+    table = nodes.table(classes=["lk-table", *classes])
     for row in rows:
         if len(row.cells) != len(headers):
             raise ValueError(f"row {row.anchor!r}: {len(row.cells)} cells, expected {len(headers)}")
-        body += _row(row)
+    group = nodes.tgroup(cols=len(headers))
+    table += group
+    group += [nodes.colspec(colwidth=width) for width in widths or [1] * len(headers)]
+    if widths:
+        table["classes"].append("colwidths-given")
+    numeric = [all(_is_number(row.cells[i]) for row in rows) for i in range(len(headers))] if rows else []
+    head = nodes.thead()
+    group += head
+    head += _row(Row(list(headers)), numeric)
+    body = nodes.tbody()
+    group += body
+    for row in rows:
+        body += _row(row, numeric)
     return table
 
 
-def _row(row: Row) -> nodes.row:
+def _is_number(cell: Cell) -> bool:
+    return isinstance(cell, str) and not cell.strip("0123456789.,")
+
+
+def _row(row: Row, numeric: Sequence[bool]) -> nodes.row:
     node = nodes.row(ids=[row.anchor] if row.anchor else [], classes=row.classes)
-    for cell in row.cells:
-        entry = nodes.entry()
+    for number, cell in enumerate(row.cells):
+        entry = nodes.entry(classes=["lk-right"] if numeric and numeric[number] else [])
         node += entry
         entry += _cell(cell)
     return node

@@ -9,7 +9,25 @@ from labkit.units import format_bytes, format_seconds
 
 DISPLAY_UNITS = {"us": "µs", "ratio": "", "count": "", "x": "×"}
 """Units that read badly in prose as they are stored."""
-NAMED_FORMATS = ("bytes", "decimal-bytes", "seconds", "percent")
+NAMED_FORMATS = ("bytes", "decimal-bytes", "seconds", "percent", "bare")
+
+
+_SCALES: dict[str, dict[str, float]] = {
+    "bytes": {
+        "bytes": 1, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30,
+    },
+    "rate": {"bytes/s": 1, "B/s": 1, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12, "GiB/s": 2**30},
+    "time": {"s": 1, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60},
+    "operations": {"FLOP": 1, "MFLOP": 1e6, "GFLOP": 1e9, "TFLOP": 1e12},
+    "operation rate": {"FLOP/s": 1, "GFLOP/s": 1e9, "TFLOP/s": 1e12, "PFLOP/s": 1e15},
+    "share": {"ratio": 1, "%": 0.01},
+}
+_SUFFIXES = (
+    ("_flop_per_byte", "FLOP/B"), ("_flop_per_s", "FLOP/s"), ("_gb_per_s", "GB/s"), ("_bytes_per_s", "bytes/s"),
+    ("_tokens_per_s", "tokens/s"), ("_req_per_s", "requests/s"), ("_bytes", "bytes"), ("_flop", "FLOP"),
+    ("_mib", "MiB"), ("_gib", "GiB"), ("_tokens", "tokens"), ("_ratio", "ratio"), ("_pct", "%"), ("_ms", "ms"),
+    ("_us", "us"), ("_s", "s"),
+)
 
 
 class LookupProblem(ValueError):
@@ -32,26 +50,22 @@ def is_quantity(value: Any) -> bool:
 
 
 def show_value(value: Any, spec: str = "", *, unit: str | None = None) -> str:
-    """Text of a value.
+    r"""Text of a value.
 
     Args:
         value: number, text, boolean, list of those, or a quantity.
-        spec: Python's format mini-language or one of bytes, decimal-bytes, seconds, percent; a unit may follow after a
-            space and replaces the value's own.
+        spec: Python's format mini-language or one of bytes, decimal-bytes, seconds, percent, bare (no unit); a unit may
+            follow after a space, and the value is converted to it.
         unit: the value's own unit; None or "" shows none.
 
     Raises: LookupProblem when the value is unknown (null), a mapping, or does not fit the format.
 
-    >>> show_value(109942272, unit="parameters")
+    >>> show_value(109942272, unit="parameters").replace("\N{NO-BREAK SPACE}", " ")
     '109,942,272 parameters'
-    >>> show_value(0.125, "percent")
-    '12.5 %'
     """
     if is_quantity(value):
         value, unit = value["value"], value["unit"]
-    spec, _, own_unit = spec.partition(" ")
-    if own_unit:
-        unit = own_unit
+    spec, _, wanted = spec.partition(" ")
     if value is None:
         raise LookupProblem("the value is unknown (null)")
     if isinstance(value, Mapping):
@@ -59,16 +73,47 @@ def show_value(value: Any, spec: str = "", *, unit: str | None = None) -> str:
     if isinstance(value, list | tuple):
         if any(isinstance(item, Mapping | list | tuple) for item in value):
             raise LookupProblem("the value is a nested list; name one entry")
-        text = ", ".join(_scalar(item, spec) for item in value)
+        text = ", ".join(_scalar(convert(item, unit, wanted), spec) for item in value)
     else:
-        text = _scalar(value, spec)
+        text = _scalar(convert(value, unit, wanted), spec)
     if spec in NAMED_FORMATS:
         return text
-    suffix = DISPLAY_UNITS.get(unit or "", unit or "")
+    suffix = wanted or unit or ""
+    suffix = DISPLAY_UNITS.get(suffix, suffix)
     return f"{text}\N{NO-BREAK SPACE}{suffix}" if suffix else text
 
 
+def convert(value: Any, unit: str | None, wanted: str) -> Any:
+    """`value` in the unit `wanted`; unchanged when either unit is missing or a mere word (buckets, tokens).
+
+    Raises: LookupProblem when the units measure different things.
+
+    >>> convert(98304000, "bytes", "MiB")
+    93.75
+    """
+    ours, theirs = _dimension(unit), _dimension(wanted)
+    if not unit or not wanted or unit == wanted or (ours is None and theirs is None):
+        return value
+    if ours != theirs or ours is None or isinstance(value, bool) or not isinstance(value, int | float):
+        raise LookupProblem(f"the value is in {unit}, the format asks for {wanted}")
+    return value * _SCALES[ours][unit] / _SCALES[ours][wanted]
+
+
+def _dimension(unit: str | None) -> str | None:
+    return next((name for name, scale in _SCALES.items() if unit in scale), None)
+
+
+def unit_of_name(name: str) -> str | None:
+    """The unit that an identifier ends in; None when it ends in none.
+
+    >>> unit_of_name("busbw_bytes_per_s"), unit_of_name("num_buckets")
+    ('bytes/s', None)
+    """
+    return next((unit for suffix, unit in _SUFFIXES if name.endswith(suffix)), None)
+
+
 def _scalar(value: Any, spec: str) -> str:
+    spec = "" if spec == "bare" else spec
     if spec in NAMED_FORMATS and isinstance(value, int | float) and not isinstance(value, bool):
         if spec == "percent":
             return f"{value * 100:.1f}\N{NO-BREAK SPACE}%"

@@ -159,10 +159,10 @@ def quoted(x: Sequence[Any], y: Sequence[float], *, name: str, index: int = 1) -
 
 def bars(x: Sequence[Any], y: Sequence[float], *, name: str, index: int = 0) -> go.Bar:
     """Bars from zero with a fill pattern of their own; `index` picks colour and pattern."""
+    pattern = {"shape": PATTERNS[index % len(PATTERNS)], "fgcolor": "rgba(255,255,255,0.8)", "size": 7}
     return go.Bar(
         x=list(x), y=list(y), name=name,
-        marker={"color": COLORS[index % len(COLORS)],
-                "pattern": {"shape": PATTERNS[index % len(PATTERNS)], "fgcolor": "rgba(255,255,255,0.75)", "size": 7}},
+        marker={"color": COLORS[index % len(COLORS)], "pattern": {**pattern, "fillmode": "overlay"}},
         hovertemplate="%{x}: %{y:.4g}",
     )
 

@@ -1,0 +1,64 @@
+// Draws the figures of a page when they come near the screen, with this site's own plotly.js, in the page's colours.
+(() => {
+  "use strict";
+  const GREY = "#767676"; // the template's neutral text colour, replaced by the theme's
+  const root = new URL(document.documentElement.dataset.content_root || "./", document.baseURI);
+  const boxes = Array.from(document.querySelectorAll(".lk-plotly"));
+  const figures = new Map(boxes.map((box) => [box, JSON.parse(box.querySelector("script").textContent)]));
+  const drawn = new Set();
+  let library;
+
+  function loadLibrary() {
+    library ??= new Promise((resolve, reject) => {
+      const script = document.createElement("script");
+      script.src = new URL("_static/vendor/plotly.min.js", root).href;
+      script.onload = () => resolve(window.Plotly);
+      script.onerror = () => reject(new Error("plotly.min.js did not load"));
+      document.head.append(script);
+    });
+    return library;
+  }
+
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  function layoutFor(box, layout) {
+    const copy = structuredClone(layout);
+    const small = box.clientWidth < 520;
+    const ink = colour("--pst-color-text-base"), muted = colour("--pst-color-text-muted");
+    copy.paper_bgcolor = copy.plot_bgcolor = "rgba(0,0,0,0)";
+    copy.font = { ...copy.font, color: ink, ...(small ? { size: 11 } : {}) };
+    copy.hoverlabel = { ...copy.hoverlabel, bgcolor: colour("--pst-color-surface"), font: { color: ink } };
+    copy.margin = { ...copy.margin, t: 28, r: small ? 8 : 16, ...(small ? { l: 44 } : {}) };
+    for (const note of copy.annotations || []) {
+      if ((note.font?.color ?? GREY) === GREY) note.font = { ...note.font, color: muted };
+    }
+    copy.autosize = true;
+    delete copy.width;
+    return copy;
+  }
+
+  async function draw(box) {
+    const Plotly = await loadLibrary();
+    const { data, layout } = figures.get(box);
+    box.querySelector("script")?.remove();
+    box.querySelector("noscript")?.remove();
+    await Plotly.react(box, structuredClone(data), layoutFor(box, layout), {
+      responsive: true, displaylogo: false, displayModeBar: window.matchMedia("(hover: hover)").matches ? "hover" : false,
+    });
+    drawn.add(box);
+    box.dataset.ready = "";
+  }
+
+  const near = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      if (entry.isIntersecting) {
+        near.unobserve(entry.target);
+        draw(entry.target);
+      }
+    }
+  }, { rootMargin: "400px" });
+  boxes.forEach((box) => near.observe(box));
+  new MutationObserver(() => drawn.forEach((box) => draw(box)))
+    .observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
+  addEventListener("beforeprint", () => boxes.forEach((box) => draw(box)));
+})();
