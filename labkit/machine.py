@@ -153,7 +153,7 @@ def gpu_family(name: str) -> str:
         if word in ("nvidia", "tesla", "geforce", "quadro", "amd", "instinct", "radeon", "graphics"):
             continue
         # The form factor and the memory size follow the family: "H100 80GB HBM3", "A100-PCIE-40GB", "H100 NVL".
-        if re.fullmatch(r"\d+gb|sxm\d*|pcie|nvl|hbm\d\w*|generation|mig", word):
+        if re.fullmatch(r"\d+gb|sxm\d*|pcie|nvl|oam|hbm\d\w*|generation|mig", word):
             break
         kept.append(word)
     return "".join(kept) or "gpu"
@@ -172,7 +172,7 @@ def read_cpu(root: Path = Path("/")) -> Cpu:
         usable = min(usable, max(1, int(quota)))
     total = re.search(r"^MemTotal:\s*(\d+) kB", _read(root / "proc/meminfo") or "", re.M)
     limits = [int(total.group(1)) * 1024] if total else []
-    limits += _cgroup_numbers(root, v2="memory.max", v1="memory/{}/memory.limit_in_bytes")
+    limits += _cgroup_memory_limits(root)
     nodes = list((root / "sys/devices/system/node").glob("node[0-9]*"))
     return Cpu(
         model=model.group(1).strip() if model else None, architecture=platform.machine(), num_cores_logical=logical,
@@ -224,7 +224,7 @@ def _query_nvidia() -> tuple[list[dict[str, str]], str | None]:
     for names in _GPU_QUERIES:
         out, note = tool_output(["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"])
         rows = [dict(zip(names, map(str.strip, row))) for row in csv.reader(io.StringIO(out)) if len(row) == len(names)]
-        rows = [row for row in rows if row["index"].isdigit()]
+        rows = [row for row in rows if row["index"].isdecimal()]
         if rows:
             return rows, None
         if note is None:
@@ -244,11 +244,12 @@ def _visible(
     for token in (part.strip() for part in setting.split(",")):
         match = [
             row for row in rows
-            if (token.isdigit() and row["index"] == str(int(token)))
+            if (token.isdecimal() and row["index"] == str(int(token)))
             or (token.startswith("GPU-") and row.get("uuid", "").startswith(token))
         ]
-        if token.startswith("MIG") and len(rows) == 1:
-            match = [rows[0] | {"mig.mode.current": "Enabled"}]
+        if token.startswith("MIG") and len({row["name"] for row in rows}) == 1:
+            # A slice of some GPU: which one, and how much memory it has, only `nvidia-smi -L` would tell.
+            match = [rows[0] | {"mig.mode.current": "Enabled", "memory.total": "[N/A]"}]
         if len(match) != 1 or match[0] in chosen:
             break
         chosen.append(match[0])
@@ -310,24 +311,21 @@ def _driver_cuda_version() -> str | None:
 
 def _cgroup_cores(root: Path) -> float | None:
     """CPU quota of this process's cgroup in cores, or None without one."""
-    cores = []
-    for folder in _cgroup_folders(root, ""):
-        parts = (_read(folder / "cpu.max") or "").split()
-        if len(parts) == 2 and parts[0].isdigit():
-            cores.append(int(parts[0]) / int(parts[1]))
+    texts = [_read(folder / "cpu.max") or "" for folder in _cgroup_folders(root, "")]
     for folder in _cgroup_folders(root, "cpu"):
-        quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
-        if quota and period and int(quota) > 0 and int(period) > 0:
-            cores.append(int(quota) / int(period))
-    return min(cores) if cores else None
+        texts.append(f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}")
+    # An unlimited group says "max" (v2) or -1 (v1).
+    pairs = [re.fullmatch(r"\s*(\d+)\s+([1-9]\d*)\s*", text) for text in texts]
+    return min((int(pair[1]) / int(pair[2]) for pair in pairs if pair), default=None)
 
 
-def _cgroup_numbers(root: Path, *, v2: str, v1: str) -> list[int]:
-    """Numeric limits set on this process's cgroup and its parents; "max" and absent files are skipped."""
-    controller, name = v1.split("/{}/")
-    texts = [_read(folder / v2) for folder in _cgroup_folders(root, "")]
-    texts += [_read(folder / name) for folder in _cgroup_folders(root, controller)]
-    return [int(text) for text in texts if text and text.strip().isdigit()]
+def _cgroup_memory_limits(root: Path) -> list[int]:
+    """Memory limits of this process's cgroup and its parents, bytes."""
+    texts = [_read(folder / "memory.max") for folder in _cgroup_folders(root, "")]
+    texts += [_read(folder / "memory.limit_in_bytes") for folder in _cgroup_folders(root, "memory")]
+    limits = [int(text) for text in texts if text and text.strip().isdecimal()]
+    # Version 1 writes "unlimited" as the largest page-aligned integer.
+    return [limit for limit in limits if limit < 2**60]
 
 
 def _cgroup_folders(root: Path, controller: str) -> list[Path]:
