@@ -271,28 +271,29 @@ needs_shm = pytest.mark.skipif(not SHM.is_dir(), reason="this system has no /dev
 
 @needs_shm
 def test_shared_memory_of_a_stopped_run_is_removed_and_no_other(tmp_path, mark):
-    name = uuid.uuid4().hex
-    foreign = SHM / f"nccl-{name}"  # looks like NCCL's, but this process has it open
-    with open(foreign, "wb") as stream:
-        stream.write(b"mine")
-        stream.flush()
-        try:
-            ended = run(f"""
-                import mmap, time
-                from pathlib import Path
-                shm = Path({str(SHM)!r})
-                handle = open(shm / "odd-{name}", "wb+"); handle.truncate(4096)
-                mapped = mmap.mmap(handle.fileno(), 4096)
-                (shm / "torch_1_{name}").write_text("left by a dead rank")
-                (shm / "result-{name}").write_text("a file somebody may want")
-                print("ready"); time.sleep(300)
-                """, tmp_path, mark, timeout_s=1.5)
-            assert ended.timed_out
-            left = {entry for entry in shm_files() if name in entry}
-            assert left == {f"nccl-{name}", f"result-{name}"}
-        finally:
-            for path in SHM.glob(f"*{name}"):
-                path.unlink()
+    name, streams = uuid.uuid4().hex, []
+
+    def make_foreign(line):  # while the run lasts; looks like NCCL's, but this process has it open
+        streams.append(open(SHM / f"nccl-{name}", "wb"))
+
+    try:
+        ended = run(f"""
+            import mmap, time
+            from pathlib import Path
+            shm = Path({str(SHM)!r})
+            handle = open(shm / "odd-{name}", "wb+"); handle.truncate(4096)
+            mapped = mmap.mmap(handle.fileno(), 4096)
+            (shm / "torch_1_{name}").write_text("left by a dead rank")
+            (shm / "result-{name}").write_text("a file somebody may want")
+            print("ready"); time.sleep(300)
+            """, tmp_path, mark, timeout_s=2.0, progress=make_foreign)
+        assert ended.timed_out and streams
+        assert {entry for entry in shm_files() if name in entry} == {f"nccl-{name}", f"result-{name}"}
+    finally:
+        for stream in streams:
+            stream.close()
+        for path in SHM.glob(f"*{name}"):
+            path.unlink()
 
 
 @needs_shm
