@@ -274,7 +274,7 @@ def test_shared_memory_of_a_stopped_run_is_removed_and_no_other(tmp_path, mark):
     name, streams = uuid.uuid4().hex, []
 
     def make_foreign(line):  # while the run lasts; looks like NCCL's, but this process has it open
-        streams.append(open(SHM / f"nccl-{name}", "wb"))
+        streams.append(open(SHM / f"nccl-{name}", "wb"))  # noqa: SIM115 (open until the test ends)
 
     try:
         ended = run(f"""
