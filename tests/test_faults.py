@@ -64,9 +64,10 @@ def wait_until(condition, timeout_s=60.0):
         time.sleep(0.05)
 
 
-def launch(run_dir, mark, *, timeout_s=120.0, steps=4, fail=None):
+def launch(run_dir, mark, *, timeout_s=120.0, steps=4, fail=None, backend="gloo"):
     run_dir.mkdir(exist_ok=True)
-    (run_dir / "params.json").write_text(json.dumps({"steps": steps, "step_s": 0.01, "fail": fail or {}}))
+    params = {"steps": steps, "step_s": 0.01, "fail": fail or {}, "backend": backend}
+    (run_dir / "params.json").write_text(json.dumps(params))
     return launch_torchrun(WORKER, run_dir=run_dir, num_procs=2, timeout_s=timeout_s, env=mark, grace_s=GRACE_S)
 
 
@@ -146,6 +147,19 @@ def test_several_nodes_meet_at_the_endpoint():
     assert _rendezvous(1, node_rank=None, endpoint=None, job=None) == ["--standalone"]
     assert _rendezvous(2, node_rank=1, endpoint="h:1", job="j") == [
         "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:1", "--node-rank=1", "--rdzv-id=j"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("what, message, exitcode", [
+    ("raise", r"rank 1 failed \(exit code 1\): ValueError: boom on rank 1", 1),
+    ("kill", r"rank 1 failed \(killed by SIGKILL\)", -9),
+    ("hang", r"timed out after 1 min 0 s; last lines: .*rank 1: rank 1 stops here", None)])
+def test_nccl_ranks_that_fail_on_gpus(tmp_path, mark, what, message, exitcode):
+    """Needs two GPUs: the other rank waits inside a collective and is ended with its shared memory."""
+    with pytest.raises(LaunchError, match=message) as caught:
+        launch(tmp_path / "p0", mark, fail={"1": what}, backend="nccl", timeout_s=60)
+    assert caught.value.timed_out == (what == "hang")
+    assert exitcode is None or caught.value.exitcode == exitcode
 
 
 # --- the launcher dies -----------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Small all-reduce worker of the launcher's tests; params.json says how it should misbehave.
 
-{"steps": int, "step_s": seconds, "fail": {"<rank>": what}}; what: "raise", "exit", "kill", "hang", "ignore_term_hang",
-"orphan" (leave a child in a session of its own), "silent_exit".
+{"steps": int, "step_s": seconds, "backend": "gloo" or "nccl", "fail": {"<rank>": what}} with what one of "raise",
+"exit", "kill", "hang", "ignore_term_hang" and "orphan" (leave a child in a session of its own).
 """
 
 import argparse
@@ -44,16 +44,20 @@ def main() -> None:
     run_dir = parser.parse_args().run_dir
     params = json.loads((run_dir / "params.json").read_text())
     rank = int(os.environ["RANK"])
-    dist.init_process_group("gloo")
+    backend = params.get("backend", "gloo")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if backend == "nccl" else torch.device("cpu")
+    if backend == "nccl":
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend)
     try:
         lines = []
         for step in range(params["steps"]):
             if step == params["steps"] // 2 and str(rank) in params.get("fail", {}):
                 misbehave(params["fail"][str(rank)], rank)
-            vector = torch.full((8,), float(rank))
+            vector = torch.full((8,), float(rank), device=device)
             dist.all_reduce(vector)
             expected = float(sum(range(dist.get_world_size())))
-            if not torch.equal(vector, torch.full((8,), expected)):
+            if not torch.equal(vector.cpu(), torch.full((8,), expected)):
                 raise RuntimeError(f"rank {rank}: wrong sum")
             lines.append({"kind": "step", "step": step, "sum": float(vector[0]), "threads": torch.get_num_threads()})
             print(f"step {step} done")
