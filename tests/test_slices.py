@@ -118,7 +118,7 @@ def public_functions():
                 yield pytest.param(value, id=f"{info.name}.{name}")
 
 
-@pytest.mark.parametrize("function", public_functions())
+@pytest.mark.parametrize("function", list(public_functions()))
 def test_public_functions_are_documented_and_typed(function):
     assert (inspect.getdoc(function) or "").strip(), "no docstring"
     signature = inspect.signature(function)
