@@ -171,7 +171,7 @@ def calc(
     import labkit.calc
 
     with one_line_errors():
-        topics = sorted(m.name for m in pkgutil.iter_modules(labkit.calc.__path__))
+        topics = sorted(m.name for m in pkgutil.iter_modules(labkit.calc.__path__) if not m.name.startswith("_"))
         if topic not in topics:
             raise unknown_name("topic", topic, topics)
         functions = _formulas(importlib.import_module(f"labkit.calc.{topic}"))
