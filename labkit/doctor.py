@@ -230,9 +230,9 @@ def _search_path() -> str:
     folders = [os.environ.get("PATH", os.defpath)]
     cuda = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     folders.append(str(Path(cuda) / "bin"))
-    spec = importlib.util.find_spec("triton")
-    if spec is not None and spec.origin:
-        folders.append(str(Path(spec.origin).parent / "backends" / "nvidia" / "bin"))
+    triton = _origin("triton")
+    if triton is not None:
+        folders.append(str(triton.parent / "backends" / "nvidia" / "bin"))
     return os.pathsep.join(folders)
 
 
@@ -271,6 +271,15 @@ def _is_installed(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         return False
+
+
+def _origin(name: str) -> Path | None:
+    """File of a top-level package that is not imported, or None."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec is not None and spec.origin else None
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.calc._require import require_choice, require_int, require_number
+from labkit.calc.collectives import ring_bytes_per_rank
 from labkit.calc.tinygpt import tinygpt_parameters
 
 MIB = 2**20
@@ -270,7 +271,7 @@ def wire_bytes_per_rank(*, sizes_bytes: Sequence[int], world_size: int, num_sync
     require_int("num_synchronised", num_synchronised, least=0)
     for size in sizes_bytes:
         require_int("sizes_bytes", size, least=0)
-    return 2 * (world_size - 1) / world_size * sum(sizes_bytes) * num_synchronised
+    return num_synchronised * ring_bytes_per_rank("all_reduce", size_bytes=sum(sizes_bytes), world_size=world_size)
 
 
 def _assign(entries: Sequence[dict[str, Any]], limits: Sequence[int]) -> list[dict[str, Any]]:
