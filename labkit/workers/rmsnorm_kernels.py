@@ -2,11 +2,15 @@
 
 y[row, :] = x[row, :] / sqrt(mean(x[row, :]^2) + eps) * w, reduced and scaled in FP32, stored in the input's dtype.
 
-Every kernel takes row strides in elements (the last dimension must be contiguous), so a slice of a wider tensor works.
+Every kernel takes row strides (the last dimension must be contiguous), so a slice of a wider tensor works.
 `rmsnorm_report` is the V100 report's kernel. The others are bound by memory alone and differ in how they keep enough
 bytes in flight: `rmsnorm_tile` (a few whole rows a program), `rmsnorm_persistent` (a fixed grid that walks rows, the
 weight in registers), `rmsnorm_loop` (one row in chunks, read twice, the second time from cache) and `rmsnorm_shifted`
 (rows that do not start on a 16-byte boundary, still moved in 16-byte vectors).
+
+The compiler moves 16 bytes a load only where it can prove that they are aligned and masked together. It learns that a
+run-time number is divisible by 16 or else nothing, so a hidden size of 5,000 would fall to 2-byte loads. Therefore the
+fast kernels get HIDDEN as a constant and strides in units of UNIT elements: a product with UNIT is divisible by UNIT.
 
 With TRITON_INTERPRET=1 in the environment before this import, the same kernels run on a CPU: correctness only.
 """
@@ -45,8 +49,8 @@ def rmsnorm_report(x_ptr, w_ptr, y_ptr, x_stride, y_stride, hidden, eps, BLOCK: 
 
 @triton.jit
 def rmsnorm_tile(
-    x_ptr, w_ptr, y_ptr, x_stride, y_stride, rows, hidden, eps,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, LATE_W: tl.constexpr,
+    x_ptr, w_ptr, y_ptr, x_step, y_step, rows, eps,
+    HIDDEN: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, LATE_W: tl.constexpr,
     EVICT_X: tl.constexpr, EVICT_Y: tl.constexpr, CACHE_Y: tl.constexpr,
 ):  # fmt: skip
     """ROWS whole rows a program, held in registers between the reduction and the store: every byte is read once.
@@ -55,94 +59,89 @@ def rmsnorm_tile(
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK)[None, :]
-    mask = (row < rows) & (cols < hidden)
-    x = tl.load(x_ptr + row * x_stride + cols, mask=mask, other=0.0, eviction_policy=EVICT_X).to(tl.float32)
+    mask = (row < rows) & (cols < HIDDEN)
+    x = tl.load(x_ptr + row * (x_step * UNIT) + cols, mask=mask, other=0.0, eviction_policy=EVICT_X).to(tl.float32)
     if not LATE_W:
-        w = tl.load(w_ptr + cols, mask=cols < hidden, other=0.0, eviction_policy="evict_last").to(tl.float32)
-    rstd = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / hidden + eps)
+        w = tl.load(w_ptr + cols, mask=cols < HIDDEN, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    rstd = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / HIDDEN + eps)
     if LATE_W:
-        w = tl.load(w_ptr + cols, mask=cols < hidden, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        w = tl.load(w_ptr + cols, mask=cols < HIDDEN, other=0.0, eviction_policy="evict_last").to(tl.float32)
     y = (x * rstd * w).to(y_ptr.dtype.element_ty)
-    tl.store(y_ptr + row * y_stride + cols, y, mask=mask, eviction_policy=EVICT_Y, cache_modifier=CACHE_Y)
+    tl.store(y_ptr + row * (y_step * UNIT) + cols, y, mask=mask, eviction_policy=EVICT_Y, cache_modifier=CACHE_Y)
 
 
 @triton.jit
 def rmsnorm_persistent(
-    x_ptr, w_ptr, y_ptr, x_stride, y_stride, rows, hidden, eps,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    x_ptr, w_ptr, y_ptr, x_step, y_step, rows, eps,
+    HIDDEN: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
     EVICT_X: tl.constexpr, EVICT_Y: tl.constexpr, CACHE_Y: tl.constexpr,
 ):  # fmt: skip
     """A fixed grid walks the rows; STAGES tiles are in flight (asynchronous copies into shared memory when over 1)."""
     lane = tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK)[None, :]
-    w = tl.load(w_ptr + cols, mask=cols < hidden, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    w = tl.load(w_ptr + cols, mask=cols < HIDDEN, other=0.0, eviction_policy="evict_last").to(tl.float32)
     for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = tl.cast(first, tl.int64) + lane
-        mask = (row < rows) & (cols < hidden)
-        x = tl.load(x_ptr + row * x_stride + cols, mask=mask, other=0.0, eviction_policy=EVICT_X).to(tl.float32)
-        rstd = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / hidden + eps)
+        mask = (row < rows) & (cols < HIDDEN)
+        x = tl.load(x_ptr + row * (x_step * UNIT) + cols, mask=mask, other=0.0, eviction_policy=EVICT_X).to(tl.float32)
+        rstd = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / HIDDEN + eps)
         y = (x * rstd * w).to(y_ptr.dtype.element_ty)
-        tl.store(y_ptr + row * y_stride + cols, y, mask=mask, eviction_policy=EVICT_Y, cache_modifier=CACHE_Y)
+        tl.store(y_ptr + row * (y_step * UNIT) + cols, y, mask=mask, eviction_policy=EVICT_Y, cache_modifier=CACHE_Y)
 
 
 @triton.jit
 def rmsnorm_loop(
-    x_ptr, w_ptr, y_ptr, x_stride, y_stride, hidden, eps,
-    BLOCK: tl.constexpr, EVICT_Y: tl.constexpr, CACHE_Y: tl.constexpr,
+    x_ptr, w_ptr, y_ptr, x_step, y_step, eps,
+    HIDDEN: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr, EVICT_Y: tl.constexpr, CACHE_Y: tl.constexpr,
 ):  # fmt: skip
     """One row in chunks of BLOCK, twice: few registers, so many rows a multiprocessor; the second read hits cache."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
+    x_row, y_row = x_ptr + row * (x_step * UNIT), y_ptr + row * (y_step * UNIT)
     squares = tl.zeros([BLOCK], dtype=tl.float32)
-    for start in range(0, hidden, BLOCK):
-        mask = start + cols < hidden
-        x = tl.load(x_ptr + row * x_stride + start + cols, mask=mask, other=0.0, eviction_policy="evict_last")
-        squares += x.to(tl.float32) * x.to(tl.float32)
-    rstd = tl.rsqrt(tl.sum(squares, axis=0) / hidden + eps)
-    for start in range(0, hidden, BLOCK):
-        mask = start + cols < hidden
-        x = tl.load(x_ptr + row * x_stride + start + cols, mask=mask, other=0.0, eviction_policy="evict_first")
+    for start in range(0, HIDDEN, BLOCK):
+        mask = start + cols < HIDDEN
+        x = tl.load(x_row + start + cols, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        squares += x * x
+    rstd = tl.rsqrt(tl.sum(squares, axis=0) / HIDDEN + eps)
+    for start in range(0, HIDDEN, BLOCK):
+        mask = start + cols < HIDDEN
+        x = tl.load(x_row + start + cols, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
         w = tl.load(w_ptr + start + cols, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
-        y = (x.to(tl.float32) * rstd * w).to(y_ptr.dtype.element_ty)
-        tl.store(
-            y_ptr + row * y_stride + start + cols, y, mask=mask, eviction_policy=EVICT_Y, cache_modifier=CACHE_Y
-        )
+        y = (x * rstd * w).to(y_ptr.dtype.element_ty)
+        tl.store(y_row + start + cols, y, mask=mask, eviction_policy=EVICT_Y, cache_modifier=CACHE_Y)
 
 
 @triton.jit
 def rmsnorm_shifted(
-    x_ptr, w_ptr, y_ptr, stride, rows, hidden, eps,
-    BLOCK: tl.constexpr, STAGES: tl.constexpr, VEC: tl.constexpr,
+    x_ptr, w_ptr, y_ptr, stride, rows, eps,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, VEC: tl.constexpr,
     EVICT_X: tl.constexpr, EVICT_Y: tl.constexpr, CACHE_Y: tl.constexpr,
 ):  # fmt: skip
     """Rows whose first element is not 16-byte aligned, moved in aligned vectors of VEC elements.
 
-    Needs one stride for x and y, x_ptr and y_ptr 16-byte aligned, a grid that is a multiple of VEC, and
-    BLOCK >= hidden + VEC. A program then meets one alignment only (row * stride mod VEC repeats every VEC rows), so its
-    shifted weight stays in registers. Vectors that lie inside the row are loaded and stored whole; the fewer than VEC
-    elements before the first and after the last whole vector are handled by VEC lanes each.
+    A row is `head` elements up to the first boundary, `whole` elements in whole vectors, and a tail; head and tail are
+    shorter than a vector and handled by VEC lanes each. Needs one stride for x and y, x_ptr and y_ptr 16-byte aligned,
+    a grid that is a multiple of VEC, and BLOCK >= HIDDEN rounded down to whole vectors. A program then meets one
+    alignment only (row * stride mod VEC repeats every VEC rows), so its shifted weight stays in registers.
     """
     first = tl.program_id(0).to(tl.int64)
-    shift = ((first * stride) % VEC).to(tl.int32)
-    lanes = tl.arange(0, BLOCK)
-    vector = (lanes // VEC) * VEC
-    whole = (vector >= shift) & (vector + VEC <= shift + hidden)
-    w = tl.load(w_ptr + lanes - shift, mask=whole, other=0.0, eviction_policy="evict_last").to(tl.float32)
-    edge = tl.arange(0, VEC)
-    head = (VEC - shift) % VEC
-    tail = hidden - (shift + hidden) % VEC
-    in_head, in_tail = edge < head, tail + edge < hidden
+    head = ((VEC - (first * stride) % VEC) % VEC).to(tl.int32)
+    whole = (HIDDEN - head) // VEC * VEC
+    lanes, edge = tl.arange(0, BLOCK), tl.arange(0, VEC)
+    in_whole, in_head, in_tail = lanes < whole, edge < head, head + whole + edge < HIDDEN
+    w = tl.load(w_ptr + head + lanes, mask=in_whole, other=0.0, eviction_policy="evict_last").to(tl.float32)
     w_head = tl.load(w_ptr + edge, mask=in_head, other=0.0).to(tl.float32)
-    w_tail = tl.load(w_ptr + tail + edge, mask=in_tail, other=0.0).to(tl.float32)
+    w_tail = tl.load(w_ptr + head + whole + edge, mask=in_tail, other=0.0).to(tl.float32)
     for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
         start = tl.cast(row, tl.int64) * stride
-        base = tl.multiple_of(start - shift, VEC)
-        x = tl.load(x_ptr + base + lanes, mask=whole, other=0.0, eviction_policy=EVICT_X).to(tl.float32)
+        body = tl.multiple_of(start + head, VEC)
+        x = tl.load(x_ptr + body + lanes, mask=in_whole, other=0.0, eviction_policy=EVICT_X).to(tl.float32)
         x_head = tl.load(x_ptr + start + edge, mask=in_head, other=0.0).to(tl.float32)
-        x_tail = tl.load(x_ptr + start + tail + edge, mask=in_tail, other=0.0).to(tl.float32)
+        x_tail = tl.load(x_ptr + body + whole + edge, mask=in_tail, other=0.0).to(tl.float32)
         squares = tl.sum(x * x, axis=0) + tl.sum(x_head * x_head + x_tail * x_tail, axis=0)
-        rstd = tl.rsqrt(squares / hidden + eps)
+        rstd = tl.rsqrt(squares / HIDDEN + eps)
         y = (x * rstd * w).to(y_ptr.dtype.element_ty)
-        tl.store(y_ptr + base + lanes, y, mask=whole, eviction_policy=EVICT_Y, cache_modifier=CACHE_Y)
+        tl.store(y_ptr + body + lanes, y, mask=in_whole, eviction_policy=EVICT_Y, cache_modifier=CACHE_Y)
         tl.store(y_ptr + start + edge, (x_head * rstd * w_head).to(y_ptr.dtype.element_ty), mask=in_head)
-        tl.store(y_ptr + start + tail + edge, (x_tail * rstd * w_tail).to(y_ptr.dtype.element_ty), mask=in_tail)
+        tl.store(y_ptr + body + whole + edge, (x_tail * rstd * w_tail).to(y_ptr.dtype.element_ty), mask=in_tail)

@@ -62,10 +62,13 @@ def warm_up(calls: Mapping[str, Call], *, repeats: int = 5) -> None:
 
 
 def stream_samples(calls: Mapping[str, Call], *, rounds: int, per_sample: Mapping[str, int]) -> dict[str, list[float]]:
-    """`rounds` samples a provider of a back-to-back loop, in ms per call."""
+    """`rounds` samples a provider of a back-to-back loop, in ms per call; one more round before them is dropped.
+
+    That first round is slower: up to three times where it replays a graph, which is then sent to the GPU.
+    """
     samples: dict[str, list[float]] = {name: [] for name in calls}
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    for round_index in range(rounds):
+    for round_index in range(rounds + 1):
         for name in rotated(list(calls), round_index):
             call, count = calls[name], per_sample[name]
             torch.cuda.synchronize()
@@ -76,14 +79,14 @@ def stream_samples(calls: Mapping[str, Call], *, rounds: int, per_sample: Mappin
             end.record()
             end.synchronize()
             samples[name].append(begin.elapsed_time(end) / count)
-    return samples
+    return {name: values[1:] for name, values in samples.items()}
 
 
 def cold_samples(calls: Mapping[str, Call], *, rounds: int, flush: Callable[[], object]) -> dict[str, list[float]]:
-    """`rounds` samples a provider of one call after `flush`, in ms."""
+    """`rounds` samples a provider of one call after `flush`, in ms; one more round before them is dropped."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
     pairs = {name: (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for name in calls}
-    for round_index in range(rounds):
+    for round_index in range(rounds + 1):
         torch.cuda.synchronize()
         torch.cuda._sleep(COLD_HEAD_START_CYCLES)
         for name in rotated(list(calls), round_index):
@@ -95,7 +98,7 @@ def cold_samples(calls: Mapping[str, Call], *, rounds: int, flush: Callable[[], 
         torch.cuda.synchronize()
         for name, (begin, end) in pairs.items():
             samples[name].append(begin.elapsed_time(end))
-    return samples
+    return {name: values[1:] for name, values in samples.items()}
 
 
 def capture(call: Call, count: int, *, is_rotating: bool) -> torch.cuda.CUDAGraph:
@@ -144,7 +147,7 @@ def count_kernels(calls: Mapping[str, Call], separator: Callable[[], object]) ->
     """
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as trace:
         for call in calls.values():
             call(0)
             torch.cuda.synchronize()
