@@ -185,6 +185,22 @@ def test_an_exception_in_progress_stops_the_run_and_comes_out(tmp_path, mark, er
     assert alive(mark["LABKIT_TEST_MARK"]) == []
 
 
+def test_a_program_that_ends_as_it_is_told_to_stop_keeps_its_exit_code():
+    """In a process of its own, because the guard collects every child of its process."""
+    code = """
+        import psutil, time
+        from labkit.launch.guard import _Run
+        run = _Run(["sh", "-c", "exit 5"])
+        while psutil.Process(run.program.pid).status() != psutil.STATUS_ZOMBIE: time.sleep(0.01)
+        started = time.monotonic()
+        run.stop(15.0)
+        print(run.exitcode, time.monotonic() - started < 10)
+        """
+    done = subprocess.run(python(code), cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
+                          text=True, timeout=60)
+    assert done.stdout == "5 True\n", done.stderr
+
+
 LAUNCHER = """
 import sys
 from pathlib import Path

@@ -91,7 +91,9 @@ class _Run:
     def stop(self, grace_s: float) -> None:
         """SIGTERM to the program, and wait: torchrun passes it on to its workers."""
         if self.exitcode is None:
-            self.program.send_signal(signal.SIGTERM)
+            # Not Popen.send_signal: it polls first, and would keep the exit code of a program that has just ended to
+            # itself. Until `reap` has seen it, the process id cannot belong to another process.
+            os.kill(self.program.pid, signal.SIGTERM)
         self.wait_gone(grace_s, only_program=True)
 
     def sweep(self) -> tuple[list[dict[str, Any]], list[int]]:
