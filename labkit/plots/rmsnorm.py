@@ -1,0 +1,105 @@
+"""Figures of the RMSNorm lab. In: the frame of `labkit.analyze.rmsnorm_tables.shape_table`. Out: plotly figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from labkit.plots.style import bars, ceiling, figure, measured, quoted
+
+GOAL = 0.97
+
+
+def bandwidth(frame: pd.DataFrame, *, source: str, datasheet_gb_per_s: float | None = None) -> go.Figure:
+    """Minimum bytes over GPU time by shape, smallest first: fast kernel, copy, torch.compile and F.rms_norm.
+
+    Args:
+        frame: with fast_gb_per_s, copy_gb_per_s, compile_gb_per_s, native_gb_per_s, each with _p10, _p90 and _n.
+        source: hardware, run and date, for the caption.
+        datasheet_gb_per_s: memory bandwidth to draw as a ceiling, GB/s.
+    """
+    frame = frame.sort_values("min_mb", kind="stable")
+    worst = float(frame.loc[frame.min_mb >= 256, "copy_fraction"].min()) if (frame.min_mb >= 256).any() else None
+    title = "Bandwidth grows with the bytes moved, up to that of a copy"
+    if worst is not None:
+        title = f"From 256 MB on the fast kernel runs at {100 * worst:.0f} % of a copy or more"
+    fig = figure(
+        title, x="rows x hidden (fp16 unless said), by bytes moved", y="minimum bytes / time (GB/s)", height=460,
+        caption=f"Median and p10 to p90 of single calls after an L2 flush. {source}.",
+        alt="Line chart of bandwidth by shape: the fast kernel follows the copy, F.rms_norm stays far below.",
+    )  # fmt: skip
+    names = {"copy": "copy_", "fast": "fast kernel", "compile": "torch.compile", "native": "F.rms_norm"}
+    for index, (key, name) in enumerate(names.items()):
+        part = frame.dropna(subset=[f"{key}_gb_per_s"])
+        column = {kind: part[f"{key}_gb_per_s{kind}"].tolist() for kind in ("", "_p10", "_p90", "_n")}
+        fig.add_trace(measured(part["shape"].tolist(), column[""], name=name, low=column["_p10"], high=column["_p90"],
+                               num_samples=column["_n"], index=index))  # fmt: skip
+    fig.update_xaxes(type="category", categoryorder="array", categoryarray=frame["shape"].tolist(), tickangle=-45)
+    fig.update_yaxes(rangemode="tozero")
+    return ceiling(fig, datasheet_gb_per_s, label="memory, datasheet") if datasheet_gb_per_s else fig
+
+
+def speedups(frame: pd.DataFrame, *, source: str) -> go.Figure:
+    """Speed-up of the report's kernel over F.rms_norm, timed as the report did, beside the report's own.
+
+    Args:
+        frame: with speedup_native, speedup_native_gpu and v100_speedup_native; shapes the report lacks are left out.
+        source: hardware, run and date, for the caption.
+    """
+    frame = frame.dropna(subset=["v100_speedup_native"])
+    shapes = frame["shape"].tolist()
+    fig = figure(
+        "A loop of small calls measures the host: the gain there can turn around",
+        x="rows x hidden, fp16", y="time of F.rms_norm / ours", height=420,
+        caption=f"Loop: as the report timed. GPU alone: fast kernel, after an L2 flush. {source}.",
+        alt="Bars of the speed-up over F.rms_norm by shape: in a loop, on the GPU alone, and as the V100 report has it.",
+    )  # fmt: skip
+    fig.add_trace(bars(shapes, frame["speedup_native"].tolist(), name="in a loop", index=0))
+    fig.add_trace(bars(shapes, frame["speedup_native_gpu"].tolist(), name="GPU alone", index=2))
+    fig.add_trace(quoted(shapes, frame["v100_speedup_native"].tolist(), name="V100 report (quoted)"))
+    fig.update_xaxes(type="category")
+    fig.update_yaxes(rangemode="tozero")
+    return ceiling(fig, 1.0, label="as fast as F.rms_norm")
+
+
+def residuals(residual_pct: Mapping[str, Mapping[str, float]], *, source: str) -> go.Figure:
+    """Measured over predicted time of the fast kernel, by ceiling.
+
+    Args:
+        residual_pct: ceiling name -> shape -> percent.
+        source: hardware, run and date, for the caption.
+    """
+    names = {"datasheet": "datasheet bandwidth", "profile": "copy measured before", "same_run": "copy of this run"}
+    fig = figure(
+        "Floor plus bytes over bandwidth: good for large shapes, too optimistic for small ones",
+        x="rows x hidden", y="measured / predicted - 1 (%)", height=420,
+        caption=f"Zero is a perfect prediction. {source}.",
+        alt="Markers of the prediction's residual by shape: far above zero for small shapes, near zero for large ones.",
+    )  # fmt: skip
+    for index, (key, name) in enumerate(names.items()):
+        if key in residual_pct:
+            found = residual_pct[key]
+            fig.add_trace(measured(list(found), list(found.values()), name=name, index=index))
+    fig.update_xaxes(type="category", tickangle=-45)
+    return ceiling(fig, 0.0, label="as predicted")
+
+
+def errors(frame: pd.DataFrame, *, source: str) -> go.Figure:
+    """Largest error over its bound, by shape: 1 would be the last allowed value.
+
+    Args:
+        frame: with report_bound_used and fast_bound_used.
+        source: hardware, run and date, for the caption.
+    """
+    fig = figure(
+        "Both kernels come close to the bound and stay below it", x="rows x hidden", y="largest error / bound",
+        height=380, caption=f"Bound: one rounding to the output's dtype, plus FP32 sums. {source}.",
+        alt="Markers of the largest error over its bound by shape, all below one.",
+    )  # fmt: skip
+    for index, (key, name) in enumerate({"report": "report's kernel", "fast": "fast kernel"}.items()):
+        fig.add_trace(measured(frame["shape"].tolist(), frame[f"{key}_bound_used"].tolist(), name=name, index=index))
+    fig.update_xaxes(type="category", tickangle=-45)
+    fig.update_yaxes(range=[0, 1.15])
+    return ceiling(fig, 1.0, label="float64 bound")
