@@ -256,7 +256,7 @@ def _split(line: str) -> list[str]:
 
 def _is_query_header(line: str) -> bool:
     names = [re.sub(r"\s*\[.*\]$", "", cell) for cell in _split(line)]
-    known = ("index", "name", "uuid", "timestamp", "count", "gpu_name", "gpu_uuid", "driver_version", "serial", "pstate")
+    known = ("index", "name", "uuid", "timestamp", "count", "gpu_name", "gpu_uuid", "driver_version", "pstate")
     dotted = [re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+)+", name) for name in names]
     return any(name in known for name in names) or (bool(names) and all(dotted))
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.analyze.intervals import intersection_ns, spans, total_ns, union
+from labkit.analyze.trace_columns import NO_DETAIL
 from labkit.analyze.trace_read import Trace, read_trace
 from labkit.analyze.trace_work import CLASSES, COMM, COMPUTE, MEMORY, NO_STEP, Work, device_work
 
@@ -73,7 +74,8 @@ def trace_events(path: Path) -> pd.DataFrame:
     work = device_work(read_trace(Path(path)))
     rows = range(len(work.start))
     is_comm = work.cls == COMM
-    sizes = [work.detail[row].size_bytes if row in work.detail else None for row in rows]
+    details = [work.detail_of(row) for row in rows]
+    sizes = [None if detail is None else detail.size_bytes for detail in details]
     return pd.DataFrame(
         {
             "device": pd.Series([work.places[i] for i in work.device], dtype=object),
@@ -113,7 +115,7 @@ def identity(trace: Trace, work: Work) -> dict[str, Any]:
         warnings["begin or end events without a partner"] = f"{trace.num_unpaired} events left out"
     if trace.lost_device_work:
         warnings["device work was skipped"] = "a damaged event was a kernel or copy: device times are lower bounds"
-    if any(detail.uneven_splits for detail in work.detail.values()):
+    if any(work.details[code].uneven_splits for code in np.unique(work.detail[work.detail != NO_DETAIL])):
         warnings["uneven all-to-all: bytes overstate what was sent"] = (
             "the file gives buffer sizes; a rank's own part and padding are in them, but are not sent"
         )
@@ -183,18 +185,25 @@ def _device_summary(work: Work, rows: np.ndarray) -> dict[str, Any]:
 def _collectives(work: Work, rows: np.ndarray) -> dict[str, dict[str, Any]]:
     """Count, bytes and summed time by collective."""
     found: dict[str, dict[str, Any]] = {}
-    for row in rows.tolist():
-        detail = work.detail.get(row)
+    # Rows alike in name and detail are alike in everything but time: look at one of each.
+    pairs = np.stack([work.name[rows], work.detail[rows]], axis=-1)
+    _, first, which = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
+    which = which.reshape(-1)
+    counts, times = np.bincount(which, minlength=len(first)), np.zeros(len(first), dtype=np.int64)
+    np.add.at(times, which, work.dur[rows])
+    for index in np.argsort(first, kind="stable").tolist():
+        row, count = int(rows[first[index]]), int(counts[index])
+        detail = work.detail_of(row)
         entry = found.setdefault(
             work.collective(row), {"count": 0, "bytes": 0, "n_without_bytes": 0, "sum_us": 0, "named_by_kernel": 0}
         )
-        entry["count"] += 1
-        entry["sum_us"] += int(work.dur[row])
-        entry["named_by_kernel"] += detail is None
+        entry["count"] += count
+        entry["sum_us"] += int(times[index])
+        entry["named_by_kernel"] += count if detail is None else 0
         if detail is None or detail.size_bytes is None:
-            entry["n_without_bytes"] += 1
+            entry["n_without_bytes"] += count
         else:
-            entry["bytes"] += detail.size_bytes
+            entry["bytes"] += detail.size_bytes * count
     for entry in found.values():
         entry["sum_us"] /= 1000
         if entry["n_without_bytes"]:

@@ -1,24 +1,25 @@
 """Trace events to columns: device work, launches, profiler steps, CPU operators. Everything else is dropped here.
 
 Columns, not objects, are what keeps a large trace small in memory: events arrive in pieces, leave a few integers each
-and are forgotten.
+and are forgotten. The loops run once for each event of the file, so they are written for speed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.analyze.trace_decode import plain
-from labkit.analyze.trace_names import canonical_collective, cpu_collective, dtype_bytes
+from labkit.analyze.trace_detail import CommDetail, cpu_detail, kernel_detail, whole_number
+from labkit.analyze.trace_names import cpu_collective
 from labkit.analyze.trace_time import MISSING, NS_LIMIT, Resolution, exact_ns, fast_ns
 
+Ints = NDArray[np.int64]
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
+NO_DETAIL = -1
 _DEVICE_CATS = {
     "kernel": KERNEL,
     "concurrent_kernel": KERNEL,
@@ -27,46 +28,43 @@ _DEVICE_CATS = {
     "gpu_memset": MEMSET,
     "memset": MEMSET,
 }
-_STEP = re.compile(r"^ProfilerStep#(\d+)")
+_STEP = re.compile(r"^ProfilerStep#(\d{1,17})")
+_STEP_MEANING = ("profiler", "step")
+_STEP_MARK, _IGNORE = -2, -3
 _NO_CORRELATION = -1
+_LAUNCH_ONLY = ("nccl", "xccl")
+"""Backends whose CPU annotation is the launch of device work, not the work."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommDetail:
-    """What the file says about one collective, beyond its time."""
-
-    collective: str
-    """Canonical name."""
-    size_bytes: int | None
-    """Message size: the larger of what goes in and what comes out, as nccl-tests counts it; None if unknown."""
-    group: str
-    """Process group, as far as the file names it."""
-    uneven_splits: bool = False
-    """An all-to-all whose splits differ: the size counts data that stays on the rank."""
+_FLUSH_AT = 1 << 15
+"""Rows that wait as plain lists before they become arrays."""
 
 
-@dataclass(slots=True)
 class Table:
-    """Equal-length columns, grown piece by piece."""
+    """Equal-length columns: lists that are being filled, arrays once full."""
 
-    pieces: dict[str, list[NDArray[np.int64]]] = field(default_factory=dict)
-    length: int = 0
+    def __init__(self, *names: str) -> None:
+        """Columns by name; all are integers (times, codes)."""
+        self.filling: dict[str, list[Any]] = {name: [] for name in names}
+        self._done: dict[str, list[Ints]] = {name: [] for name in names}
+        self.length = 0
 
-    def append(self, **columns: Iterable[int] | NDArray[np.int64]) -> None:
-        """Add rows."""
-        added = 0
-        for name, values in columns.items():
-            array = np.asarray(values, dtype=np.int64).reshape(-1)
-            self.pieces.setdefault(name, []).append(array)
-            added = len(array)
-        self.length += added
+    def take(self) -> dict[str, list[Any]]:
+        """The rows that are still lists, which are then forgotten here."""
+        rows, self.filling = self.filling, {name: [] for name in self.filling}
+        return rows
 
-    def column(self, name: str) -> NDArray[np.int64]:
-        """One column as one array (empty if nothing was added)."""
-        parts = self.pieces.get(name, [])
+    def store(self, rows: dict[str, Any], keep: NDArray[np.bool_]) -> None:
+        """Add finished rows, those marked in `keep`."""
+        for name, values in rows.items():
+            self._done[name].append(np.asarray(values, dtype=np.int64).reshape(-1)[keep])
+        self.length += int(keep.sum())
+
+    def column(self, name: str) -> Ints:
+        """One column of the finished rows as one array."""
+        parts = self._done[name]
         if len(parts) != 1:
-            parts[:] = [np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)]
-            self.pieces[name] = parts
+            self._done[name] = parts = [np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)]
         return parts[0]
 
 
@@ -86,24 +84,55 @@ class Codes(dict):
             return [self[v if isinstance(v, (str, int, float, type(None))) else repr(v)] for v in values]
 
 
-class TraceColumns:
-    """Collects events, `add` by `add`. `exact=True` where numbers are decimal text.
-
-    Attributes:
-        device: start, dur, name, what (KERNEL, MEMCPY, MEMSET), device, stream, correlation; ns and codes.
-        launch: start, correlation, pid.
-        step: number, start, dur, pid.
-        cpu: start, dur, name, pid, tid (operators and CPU collectives).
-        comm: row of `device` -> CommDetail; cpu_comm: row of `cpu` -> CommDetail.
-        names, places: codes of names, and of device, stream, pid, tid values.
-        num_events: everything seen, kept or not.
-    """
+class _Sorter(dict):
+    """Category of an event -> where to put it; a category is looked at once for each piece of the file."""
 
     def __init__(self) -> None:
-        """Start empty."""
-        self.device, self.launch, self.step, self.cpu = Table(), Table(), Table(), Table()
-        self.comm: dict[int, CommDetail] = {}
-        self.cpu_comm: dict[int, CommDetail] = {}
+        self.device: dict[int, list[Any]] = {KERNEL: [], MEMCPY: [], MEMSET: []}
+        self.launch: list[Any] = []
+        self.cpu: list[Any] = []
+        self.annotation: list[Any] = []
+
+    def __missing__(self, cat: Any) -> Callable[[Any], None]:
+        put: Callable[[Any], None] = _drop
+        for part in reversed(str(cat).lower().split(",")):  # the first part that is known decides
+            part = part.strip()
+            if part in _DEVICE_CATS:
+                put = self.device[_DEVICE_CATS[part]].append
+            elif part.endswith(("runtime", "driver")):
+                put = self.launch.append
+            elif part in ("cpu_op", "operator"):
+                put = self.cpu.append
+            elif part == "user_annotation":
+                put = self.annotation.append
+        self[cat] = put
+        return put
+
+
+def _drop(event: Any) -> None:
+    """Nothing to keep."""
+
+
+class TraceColumns:
+    """Collects events: `add` piece by piece, then `flush`.
+
+    Attributes:
+        device: start, dur, name, what (KERNEL, MEMCPY, MEMSET), device, stream, correlation, detail.
+        launch: start, correlation, pid.
+        step: number, start, dur, pid.
+        cpu: start, dur, name, pid, tid, detail (operators, and collectives where `detail` is not NO_DETAIL).
+        details: what `detail` numbers. names, places: codes of names; of device, stream, pid and tid values.
+        num_events: everything seen, kept or not. Times are ns.
+    """
+
+    def __init__(self, *, exact: bool = False) -> None:
+        """Start empty; `exact` where numbers come as decimal text."""
+        self.exact = exact
+        self.device = Table("start", "dur", "name", "what", "device", "stream", "correlation", "detail")
+        self.launch = Table("start", "correlation", "pid")
+        self.step = Table("start", "dur", "number", "pid")
+        self.cpu = Table("start", "dur", "name", "pid", "tid", "detail")
+        self.details: list[CommDetail] = []
         self.names, self.places = Codes(), Codes()
         self.comm_threads: set[int] = set()
         """tid codes of threads named as a gloo run loop."""
@@ -115,230 +144,161 @@ class TraceColumns:
         self.num_negative = 0
         self.num_launch_annotations = 0
         """`nccl:...` annotations on the CPU: launches of work that a device trace would show."""
-        self._bucket_of: dict[Any, str | int | None] = {}
+        self._detail_codes: dict[Any, int] = {}
+        self._collective_of: dict[Any, tuple[str, str] | None] = {}
 
-    def add(self, events: list[Any], *, exact: bool = False) -> None:
-        """Take in events (`trace_decode`). Raises: NeedsExactText, having changed nothing, when doubles will not do."""
-        device: list[Any] = []
-        what: list[int] = []
-        launch: list[Any] = []
-        step: list[Any] = []
-        cpu: list[Any] = []
-        unpaired: list[Any] = []
-        threads: list[Any] = []
-        bucket_of = self._bucket_of
+    def add(self, events: list[Any]) -> None:
+        """Take in events of `trace_decode`. Raises: NeedsExactText when doubles will not do; start again with text."""
+        sorter = _Sorter()
+        others: list[Any] = []
         for event in events:
-            ph = event.ph
-            if ph != "X" and not (ph is None and event.dur is not None):
-                if ph in ("B", "E"):
-                    unpaired.append(event)
-                elif ph == "M" and event.name == "thread_name":
-                    threads.append(event)
-                continue
-            try:
-                bucket = bucket_of[event.cat]
-            except (KeyError, TypeError):
-                bucket = self._classify(event.cat)
-            if bucket is None:
-                continue
-            if bucket == "launch":
-                launch.append(event)
-            elif bucket == "cpu":
-                cpu.append(event)
-            elif bucket == "annotation":
-                name = event.name
-                if isinstance(name, str) and (name.startswith("ProfilerStep#") or ":" in name):
-                    cpu.append(event)
-            elif isinstance(bucket, int):
-                device.append(event)
-                what.append(bucket)
-        if any(event.name.__class__ is str and event.name.startswith("ProfilerStep#") for event in cpu):
-            step = [event for event in cpu if str(event.name).startswith("ProfilerStep#")]
-            cpu = [event for event in cpu if not str(event.name).startswith("ProfilerStep#")]
-        groups = (device, launch, step, cpu)
-        times = [self._times(group, exact) for group in groups]  # may raise: nothing is changed before this
+            if event.ph == "X":
+                sorter[event.cat](event)
+            else:
+                others.append(event)
+        for event in others:
+            if event.ph is None and event.dur is not None:  # an event with a duration is complete, whatever it lacks
+                sorter[event.cat](event)
+            elif event.ph in ("B", "E"):
+                self.unpaired.append(event)
+            elif event.ph == "M" and event.name == "thread_name" and event.args is not None:
+                if "gloo_runloop" in str(event.args.name):
+                    self.comm_threads.update(self.places.number([event.tid]))
         self.num_events += len(events)
-        self.unpaired += unpaired
-        self._name_threads(threads)
-        self._add_device(device, what, *times[0])
-        self._add_launches(launch, *times[1])
-        self._add_steps(step, *times[2])
-        self._add_cpu(cpu, *times[3])
+        for what, kernels in sorter.device.items():
+            if kernels:
+                self._add_device(kernels, what)
+        if sorter.launch:
+            self._add_launches(sorter.launch)
+        if sorter.cpu:
+            self._add_cpu(sorter.cpu, are_operators=True)
+        if sorter.annotation:
+            self._add_cpu(sorter.annotation, are_operators=False)
+        if len(self.device.filling["start"]) + len(self.cpu.filling["start"]) > _FLUSH_AT:
+            self.flush()
 
-    def _classify(self, cat: Any) -> str | int | None:
-        """Which table events of a category go to: a device kind, "launch", "cpu", "annotation" or None."""
-        bucket: str | int | None = None
-        for part in str(cat).lower().split(","):
-            part = part.strip()
-            if part in _DEVICE_CATS:
-                bucket = _DEVICE_CATS[part]
-            elif part.endswith(("runtime", "driver")):
-                bucket = "launch"
-            elif part in ("cpu_op", "operator"):
-                bucket = "cpu"
-            elif part == "user_annotation":
-                bucket = "annotation"
-            if bucket is not None:
-                break
-        if isinstance(cat, (str, type(None))):
-            self._bucket_of[cat] = bucket
-        return bucket
+    def flush(self) -> None:
+        """Turn what was added into arrays. Raises: NeedsExactText."""
+        for table in (self.device, self.launch, self.step, self.cpu):
+            rows: dict[str, Any] = table.take()
+            if not rows["start"]:
+                continue
+            start = exact_ns(rows["start"], self.resolution) if self.exact else fast_ns(rows["start"])
+            rows["start"] = start
+            usable = (np.abs(start) < NS_LIMIT) & (start != MISSING)
+            if "dur" in rows:
+                rows["dur"] = dur = exact_ns(rows["dur"]) if self.exact else fast_ns(rows["dur"])
+                timed = usable & (dur != MISSING) & (dur < NS_LIMIT)
+                usable = timed & (dur >= 0)
+                self.num_without_time += int((~timed).sum())
+                self.num_negative += int((timed & ~usable).sum())
+            if "correlation" in rows:
+                rows["correlation"] = _correlations(rows["correlation"])
+            table.store(rows, usable)
 
-    def _times(self, events: list[Any], exact: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        starts, durations = [event.ts for event in events], [event.dur for event in events]
-        if exact:
-            return exact_ns(starts, self.resolution), exact_ns(durations)
-        return fast_ns(starts), fast_ns(durations)
-
-    def _usable(self, start: NDArray[np.int64], dur: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Rows with a start and a non-negative duration; counts the others."""
-        timed = (np.abs(start) < NS_LIMIT) & (start != MISSING) & (dur != MISSING) & (dur < NS_LIMIT)
-        forward = timed & (dur >= 0)
-        self.num_without_time += int((~timed).sum())
-        self.num_negative += int((timed & ~forward).sum())
-        return forward
-
-    def _add_device(
-        self, events: list[Any], what: list[int], start: NDArray[np.int64], dur: NDArray[np.int64]
-    ) -> None:
-        events, start, dur, usable = _select(events, start, dur, self._usable(start, dur))
-        if not events:
-            return
+    def _add_device(self, events: list[Any], what: int) -> None:
         args = [event.args for event in events]
-        first_row = self.device.length
-        for index, arg in enumerate(args):
-            if arg is not None and arg.collective is not None:
-                self.comm[first_row + index] = _detail(arg)
-        self.device.append(
-            start=start,
-            dur=dur,
-            name=self.names.number([event.name for event in events]),
-            what=np.asarray(what)[usable],
-            device=self.places.number(
-                [e.pid if a is None or a.device is None else a.device for e, a in zip(events, args)]
-            ),
-            stream=self.places.number(
-                [e.tid if a is None or a.stream is None else a.stream for e, a in zip(events, args)]
-            ),
-            correlation=[_correlation(a) for a in args],
-        )
+        if None in args:
+            args = [_NO_ARGS if arg is None else arg for arg in args]
+        devices, streams = [arg.device for arg in args], [arg.stream for arg in args]
+        if None in devices:
+            devices = [event.pid if value is None else value for event, value in zip(events, devices)]
+        if None in streams:
+            streams = [event.tid if value is None else value for event, value in zip(events, streams)]
+        rows = self.device.filling
+        rows["start"] += [event.ts for event in events]
+        rows["dur"] += [event.dur for event in events]
+        rows["name"] += self.names.number([event.name for event in events])
+        rows["what"] += [what] * len(events)
+        rows["device"] += self.places.number(devices)
+        rows["stream"] += self.places.number(streams)
+        rows["correlation"] += [arg.correlation for arg in args]
+        rows["detail"] += [NO_DETAIL if arg.collective is None else self._kernel_detail(arg) for arg in args]
 
-    def _add_launches(self, events: list[Any], start: NDArray[np.int64], dur: NDArray[np.int64]) -> None:
-        rows = [i for i, e in enumerate(events) if e.args is not None and e.args.correlation is not None]
-        if not rows:
-            return
-        self.launch.append(
-            start=start[rows],
-            correlation=[_correlation(events[i].args) for i in rows],
-            pid=self.places.number([events[i].pid for i in rows]),
-        )
+    def _add_launches(self, events: list[Any]) -> None:
+        rows = self.launch.filling
+        rows["start"] += [event.ts for event in events]
+        rows["correlation"] += [None if event.args is None else event.args.correlation for event in events]
+        rows["pid"] += self.places.number([event.pid for event in events])
 
-    def _add_steps(self, events: list[Any], start: NDArray[np.int64], dur: NDArray[np.int64]) -> None:
-        events, start, dur, _ = _select(events, start, dur, self._usable(start, dur))
-        numbers = [_STEP.match(event.name) for event in events]
-        rows = [i for i, match in enumerate(numbers) if match and len(match[1]) < 18]
-        if rows:
-            self.step.append(
-                number=[int(numbers[i][1]) for i in rows],  # type: ignore[index]
-                start=start[rows],
-                dur=dur[rows],
-                pid=self.places.number([events[i].pid for i in rows]),
-            )
+    def _add_cpu(self, events: list[Any], *, are_operators: bool) -> None:
+        """Operators, CPU collectives and steps; old releases write the latter two as operators, not annotations."""
+        details = [self._cpu_detail(event, are_operators) for event in events]
+        if _IGNORE in details or _STEP_MARK in details:
+            self._add_steps([event for event, detail in zip(events, details) if detail == _STEP_MARK])
+            events = [event for event, detail in zip(events, details) if detail > _STEP_MARK]
+            details = [detail for detail in details if detail > _STEP_MARK]
+        rows = self.cpu.filling
+        rows["start"] += [event.ts for event in events]
+        rows["dur"] += [event.dur for event in events]
+        rows["name"] += self.names.number([event.name for event in events])
+        rows["pid"] += self.places.number([event.pid for event in events])
+        rows["tid"] += self.places.number([event.tid for event in events])
+        rows["detail"] += details
 
-    def _add_cpu(self, events: list[Any], start: NDArray[np.int64], dur: NDArray[np.int64]) -> None:
-        events, start, dur, _ = _select(events, start, dur, self._usable(start, dur))
-        keep: list[int] = []
-        first_row = self.cpu.length
-        for index, event in enumerate(events):
-            name = event.name
-            collective = cpu_collective(name) if isinstance(name, str) and ":" in name else None
-            if collective is not None and collective[0] in ("nccl", "xccl"):
-                self.num_launch_annotations += 1
-            elif collective is not None:
-                self.cpu_comm[first_row + len(keep)] = _cpu_detail(collective[1], event.args)
-                keep.append(index)
-            elif self._bucket_of.get(event.cat) == "cpu":
-                keep.append(index)
-        if keep:
-            self.cpu.append(
-                start=start[keep],
-                dur=dur[keep],
-                name=self.names.number([events[i].name for i in keep]),
-                pid=self.places.number([events[i].pid for i in keep]),
-                tid=self.places.number([events[i].tid for i in keep]),
-            )
-
-    def _name_threads(self, events: list[Any]) -> None:
+    def _add_steps(self, events: list[Any]) -> None:
+        rows = self.step.filling
         for event in events:
-            if event.args is not None and "gloo_runloop" in str(event.args.name):
-                self.comm_threads.update(self.places.number([event.tid]))
+            match = _STEP.match(event.name)
+            rows["number"].append(int(match[1]) if match else 0)
+            rows["start"].append(event.ts)
+            rows["dur"].append(event.dur)
+        rows["pid"] += self.places.number([event.pid for event in events])
+
+    def _cpu_detail(self, event: Any, is_operator: bool) -> int:
+        """Code of a CPU collective's detail, NO_DETAIL for an operator, _STEP_MARK or _IGNORE for what is no work."""
+        try:
+            collective = self._collective_of[event.name]
+        except KeyError:
+            collective = self._collective_of[event.name] = _cpu_meaning(event.name)
+        except TypeError:  # a list or an object for a name
+            collective = None
+        if collective is None:
+            return NO_DETAIL if is_operator else _IGNORE
+        if collective is _STEP_MEANING:
+            return _STEP_MARK
+        if collective[0] in _LAUNCH_ONLY:
+            self.num_launch_annotations += 1
+            return _IGNORE
+        return self._detail_code(cpu_detail(collective[1], event.args))
+
+    def _kernel_detail(self, args: Any) -> int:
+        key = (args.collective, args.in_nelems, args.out_nelems, args.dtype, args.group, args.group_ranks)
+        try:
+            return self._detail_codes[key, args.in_split, args.out_split]
+        except (KeyError, TypeError) as err:
+            code = self._detail_code(kernel_detail(args))
+            if isinstance(err, KeyError):
+                self._detail_codes[key, args.in_split, args.out_split] = code
+            return code
+
+    def _detail_code(self, detail: CommDetail) -> int:
+        code = self._detail_codes.setdefault(detail, len(self.details))
+        if code == len(self.details):
+            self.details.append(detail)
+        return code
 
 
-def _select(
-    events: list[Any], start: NDArray[np.int64], dur: NDArray[np.int64], usable: NDArray[np.bool_]
-) -> tuple[list[Any], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    if usable.all():
-        return events, start, dur, usable
-    return [event for event, good in zip(events, usable) if good], start[usable], dur[usable], usable
+class _NoArgs:
+    """Stands for the arguments of an event that has none."""
+
+    device = stream = correlation = collective = None
 
 
-def _correlation(args: Any) -> int:
-    value = None if args is None else args.correlation
-    if value.__class__ is not int:
-        value = _integer(value)
-    return value if value is not None and 0 <= value < NS_LIMIT else _NO_CORRELATION
+_NO_ARGS = _NoArgs()
 
 
-def _integer(value: Any) -> int | None:
-    """A whole number from JSON (number or text), or None."""
+def _cpu_meaning(name: Any) -> tuple[str, str] | None:
+    if not isinstance(name, str):
+        return None
+    return _STEP_MEANING if _STEP.match(name) else cpu_collective(name)
+
+
+def _correlations(values: list[Any]) -> Ints:
     try:
-        return int(value) if isinstance(value, str) or value == int(value) else None
-    except (TypeError, ValueError, OverflowError, ArithmeticError):
-        return None
-
-
-def _numbers(value: Any) -> list[int]:
-    """A list of integers that may be written as text, e.g. "[3, 5]"."""
-    value = plain(value)
-    if isinstance(value, str):
-        return [int(text) for text in re.findall(r"-?\d{1,18}", value)]
-    if isinstance(value, list):
-        return [number for number in map(_integer, value) if number is not None]
-    return []
-
-
-def _detail(args: Any) -> CommDetail:
-    """From the arguments that torch attaches to an NCCL kernel."""
-    elements = [n for n in (_integer(args.in_nelems), _integer(args.out_nelems)) if n is not None and n >= 0]
-    element_bytes = dtype_bytes(args.dtype)
-    splits = [_numbers(args.in_split), _numbers(args.out_split)]
-    return CommDetail(
-        collective=canonical_collective(str(args.collective)),
-        size_bytes=max(elements) * element_bytes if elements and element_bytes else None,
-        group=f"{args.group if args.group is not None else ''}",
-        uneven_splits=any(len(set(split)) > 1 for split in splits),
-    )
-
-
-def _cpu_detail(collective: str, args: Any) -> CommDetail:
-    """From the shapes of a CPU collective's inputs, recorded only with `record_shapes=True`."""
-    dims, types = (plain(args.dims), plain(args.types)) if args is not None else (None, None)
-    size: int | None = None
-    if isinstance(dims, list) and isinstance(types, list) and dims and len(dims) == len(types):
-        sizes = [_tensor_bytes(shape, dtype) for shape, dtype in zip(dims, types)]
-        known = [n for n in sizes if n is not None]
-        size = sum(known) if known else None
-    return CommDetail(collective=collective, size_bytes=size, group="")
-
-
-def _tensor_bytes(shape: Any, dtype: Any) -> int | None:
-    element_bytes = dtype_bytes(dtype)
-    if not isinstance(shape, list) or element_bytes is None:
-        return None
-    numbers = [_integer(n) for n in shape]
-    size = element_bytes
-    for number in numbers:
-        if number is None or number < 0:
-            return None
-        size *= number
-    return size
+        numbers = np.array(values, dtype=np.int64).reshape(-1)
+    except (TypeError, ValueError, OverflowError):
+        known = [whole_number(value) for value in values]
+        small = [_NO_CORRELATION if n is None or not 0 <= n < NS_LIMIT else n for n in known]
+        return np.array(small, dtype=np.int64)
+    return np.where((numbers < 0) | (numbers >= NS_LIMIT), _NO_CORRELATION, numbers)

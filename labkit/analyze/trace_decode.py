@@ -25,7 +25,6 @@ _ARG_NAMES = {
     "in_nelems": "In msg nelems",
     "out_nelems": "Out msg nelems",
     "dtype": "dtype",
-    "group_size": "Group size",
     "group": "Process Group Name",
     "group_ranks": "Process Group Ranks",
     "in_split": "In split size",
@@ -48,7 +47,6 @@ class Args:
     in_nelems: Any = None
     out_nelems: Any = None
     dtype: Any = None
-    group_size: Any = None
     group: Any = None
     group_ranks: Any = None
     in_split: Any = None
@@ -74,6 +72,8 @@ class Event:
 def from_dict(raw: dict[str, Any]) -> Event:
     """An event from a decoded JSON object."""
     event = Event(*map(raw.get, _EVENT_NAMES))
+    if not isinstance(event.cat, (str, type(None))):
+        event.cat = str(event.cat)
     if event.args is not None:
         event.args = Args(*map(event.args.get, _ARG_NAMES.values())) if isinstance(event.args, dict) else None
     return event
@@ -104,7 +104,6 @@ if msgspec is not None:
         in_nelems: Any = None
         out_nelems: Any = None
         dtype: Any = None
-        group_size: Any = None
         group: Any = None
         group_ranks: Any = None
         in_split: Any = None
@@ -115,12 +114,12 @@ if msgspec is not None:
 
     class _FastEvent(msgspec.Struct, gc=False):
         ph: Any = None
-        cat: Any = None
+        cat: str | None = None
         name: Any = None
-        ts: Any = None
-        dur: Any = None
         pid: Any = None
         tid: Any = None
+        ts: Any = None
+        dur: Any = None
         args: _FastArgs | None = None
 
     class _ExactEvent(_FastEvent, gc=False):
@@ -141,12 +140,11 @@ def plain(value: Any) -> Any:
     return value
 
 
-def decode_events(piece: bytes, *, exact: bool = False, use_msgspec: bool = True) -> list[Any]:
-    """All events of a piece `{...}, {...}, ...` (the list without its brackets).
+def decode_events(array: bytes, *, exact: bool = False, use_msgspec: bool = True) -> list[Any]:
+    """All events of a JSON list.
 
     Raises: ValueError when the piece is not a list of JSON objects; the caller then goes event by event.
     """
-    array = b"[" + piece + b"]"
     if use_msgspec and msgspec is not None:
         try:
             return (_EXACT if exact else _FAST).decode(array)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,9 @@ from labkit.analyze.trace_salvage import footer_is_valid, scan_events
 from labkit.analyze.trace_source import ByteSource
 from labkit.analyze.trace_time import NeedsExactText
 
-PIECE_BYTES = 1 << 20
+READ_BYTES = 1 << 20
+PIECE_BYTES = 1 << 17
+"""Decoded at once: small enough that its objects are still in the processor's cache when they are looked at."""
 _LIMIT_BYTES = 1 << 28
 """No header, footer or single event is larger than this."""
 _EVENT_LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -59,152 +60,142 @@ def read_trace(path: Path, *, use_msgspec: bool = True) -> Trace:
 
     Raises: UnreadableInput when the file is not a trace, or too damaged to give any event.
     """
-    with ByteSource(path) as source:
-        reader = _Reader(source, use_msgspec=use_msgspec)
-        reader.read_header()
-        reader.read_events()
-        return reader.finish()
+    for exact in (False, True):
+        with ByteSource(path) as source:
+            reader = _Reader(source, use_msgspec=use_msgspec, exact=exact)
+            try:
+                reader.read_header()
+                reader.read_events()
+                return reader.finish()
+            except NeedsExactText:
+                continue  # only before the second round: exact text never asks for more
+    raise AssertionError("unreachable")
 
 
 class _Reader:
-    def __init__(self, source: ByteSource, *, use_msgspec: bool) -> None:
-        self.source, self.use_msgspec = source, use_msgspec
-        self.trace = Trace(path=source.path, columns=TraceColumns())
+    """State of reading one file: a buffer, and how far in it everything is done."""
+
+    def __init__(self, source: ByteSource, *, use_msgspec: bool, exact: bool) -> None:
+        self.source, self.use_msgspec, self.exact = source, use_msgspec, exact
+        self.columns = TraceColumns(exact=exact)
+        self.trace = Trace(path=source.path, columns=self.columns)
         self.buffer = b""
+        self.start = 0  # of what is not done yet, in the buffer
         self.offset = 0  # of the buffer's first byte, in the (decompressed) file
         self.at_end = False
-        self.exact = False
         self.is_object = True
         self.header_text = b""
-        self.reasons: Counter[str] = Counter()
 
-    def fill(self, size: int = PIECE_BYTES) -> None:
-        """Take in about `size` more bytes."""
-        if len(self.buffer) > _LIMIT_BYTES:
+    def fill(self) -> None:
+        """Take in about READ_BYTES more."""
+        if len(self.buffer) - self.start > _LIMIT_BYTES:
             raise UnreadableInput(f"{self.source.path}: no event boundary within {_LIMIT_BYTES} bytes, not a trace")
-        data = self.source.read(size)
+        data = self.source.read(READ_BYTES)
         self.at_end = not data
-        self.buffer += data
-
-    def drop(self, count: int) -> None:
-        """Forget the first `count` bytes of the buffer."""
-        self.buffer = self.buffer[count:]
-        self.offset += count
+        self.offset += self.start
+        self.buffer = b"".join((memoryview(self.buffer)[self.start :], data))
+        self.start = 0
 
     def read_header(self) -> None:
         """Everything up to the first event."""
         path = self.source.path
         while len(self.buffer.lstrip()) < 4 and not self.at_end:
             self.fill()
-        if self.buffer.startswith(b"\xef\xbb\xbf"):
-            self.drop(3)
-        self.drop(len(self.buffer) - len(self.buffer.lstrip()))
-        if not self.buffer:
+        self.start = 3 if self.buffer.startswith(b"\xef\xbb\xbf") else 0
+        self.start = len(self.buffer) - len(self.buffer[self.start :].lstrip())
+        first = self.buffer[self.start : self.start + 1]
+        if not first:
             why = self.source.damage or "nothing but blanks"
             raise UnreadableInput(f"{path}: {why}, expected a PyTorch trace (JSON)")
-        if self.buffer[:1] == b"[":
+        if first == b"[":
             self.is_object = False
-            self.drop(1)
+            self.start += 1
             return
-        if self.buffer[:1] != b"{":
-            seen = self.buffer[:24].decode("utf-8", "replace")
+        if first != b"{":
+            seen = self.buffer[self.start : self.start + 24].decode("utf-8", "replace")
             raise UnreadableInput(f"{path}: not a PyTorch trace: expected JSON, it begins with {seen!r}")
-        searched = 0
+        searched = self.start
         while (match := _EVENT_LIST.search(self.buffer, searched)) is None:
             if self.at_end:
                 why = f" ({self.source.damage})" if self.source.damage else ""
                 raise UnreadableInput(f'{path}: no "traceEvents" list{why}, not a PyTorch trace')
-            searched = max(0, len(self.buffer) - 64)
+            searched = max(0, len(self.buffer) - self.start - 64)
             self.fill()
-        self.header_text = self.buffer[: match.end()]
-        self.drop(match.end())
+        self.header_text = self.buffer[self.start : match.end()]
+        self.start = match.end()
 
     def read_events(self) -> None:
         """Every event, then the footer."""
+        wanted = PIECE_BYTES
         while True:
-            if not self.at_end and len(self.buffer) < PIECE_BYTES:
+            if not self.at_end and len(self.buffer) - self.start < wanted:
                 self.fill()
                 continue
-            cut = None if self.at_end else _last_boundary(self.buffer)
-            if cut is None and not self.at_end:
-                self.fill()
-                continue
-            if cut is None and self.read_tail():
+            limit = self.start + wanted
+            if self.at_end and limit >= len(self.buffer):
+                if not self.read_tail():
+                    self.scan(len(self.buffer), len(self.buffer), final=True)
                 return
-            end, rest = (len(self.buffer), len(self.buffer)) if cut is None else cut
-            if cut is not None and self.try_piece(self.buffer[:end]):
-                self.drop(rest)
+            cut = _last_boundary(self.buffer, self.start, limit)
+            if cut is None:
+                wanted *= 2  # an event larger than that
                 continue
-            if self.scan(end, rest, final=cut is None):
+            end, rest = cut
+            if self.try_piece(end):
+                self.start = rest
+            elif self.scan(end, rest, final=False):
                 return
+            elif self.start < end:  # an event that goes on behind the cut, or damage with no end in sight
+                wanted = max(wanted, end - self.start) * 2
+                continue
+            wanted = PIECE_BYTES
 
-    def try_piece(self, piece: bytes) -> bool:
-        """Decode a piece at full speed; False when it is no list of events."""
+    def try_piece(self, end: int) -> bool:
+        """Decode the buffer up to `end` at full speed; False when that is no list of events."""
+        piece = b"".join((b"[", memoryview(self.buffer)[self.start : end], b"]"))
         try:
-            try:
-                events = decode_events(piece, exact=self.exact, use_msgspec=self.use_msgspec)
-                self.trace.columns.add(events, exact=self.exact)
-            except NeedsExactText:
-                self.exact = True
-                events = decode_events(piece, exact=True, use_msgspec=self.use_msgspec)
-                self.trace.columns.add(events, exact=True)
+            events = decode_events(piece, exact=self.exact, use_msgspec=self.use_msgspec)
         except ValueError:
             return False
+        self.columns.add(events)
         return True
 
     def read_tail(self) -> bool:
         """The last piece at full speed, if the list is closed and what follows is well-formed."""
-        for match in list(_LIST_END.finditer(self.buffer))[-1:]:
+        for match in list(_LIST_END.finditer(self.buffer, self.start))[-1:]:
             footer = self.buffer[match.end() :]
-            if footer_is_valid(footer, is_object=self.is_object) and self.try_piece(self.buffer[: match.start() + 1]):
+            if footer_is_valid(footer, is_object=self.is_object) and self.try_piece(match.start() + 1):
                 self.read_footer(footer)
                 return True
         return False
 
     def scan(self, end: int, rest: int, *, final: bool) -> bool:
-        """Event by event through the first `end` bytes; True when the list is done."""
-        text = self.buffer[:end].decode("utf-8", "surrogateescape")
+        """Event by event through the buffer up to `end`; True when the list is done."""
+        text = self.buffer[self.start : end].decode("utf-8", "surrogateescape")
         result = scan_events(text, final=final, is_object=self.is_object, exact=self.exact)
-        try:
-            self.trace.columns.add([from_dict(event) for event in result.events], exact=self.exact)
-        except NeedsExactText:
-            self.exact = True
-            return self.scan(end, rest, final=final)
+        self.columns.add([from_dict(event) for event in result.events])
         for skipped in result.skipped:
-            self.note(self.byte_offset(text, skipped.position), skipped.reason)
+            if len(self.trace.damage) < 10:
+                where = self.offset + self.start + _num_bytes(text[: skipped.position])
+                self.trace.damage.append(f"event at byte {where} skipped: {skipped.reason}")
             self.trace.lost_device_work |= skipped.was_device_work
         self.trace.num_skipped += len(result.skipped)
         self.trace.num_repaired += result.repaired
-        used = len(text[: result.position].encode("utf-8", "surrogateescape"))
+        everything = result.position >= len(text)
+        self.start = rest if everything and not final else self.start + _num_bytes(text[: result.position])
         if result.closed:
-            self.drop(used)
-            while not self.at_end and len(self.buffer) <= _LIMIT_BYTES:
+            while not self.at_end and len(self.buffer) - self.start <= _LIMIT_BYTES:
                 self.fill()
-            self.read_footer(self.buffer)
-            return True
-        if final:
-            self.cut_off(used)
-            return True
-        if result.position >= len(text):
-            self.drop(rest)
-        else:
-            self.drop(used)
-            self.fill()
-        return False
+            self.read_footer(self.buffer[self.start :])
+        elif final:
+            self.cut_off()
+        return result.closed
 
-    def byte_offset(self, text: str, position: int) -> int:
-        return self.offset + len(text[:position].encode("utf-8", "surrogateescape"))
-
-    def note(self, offset: int, reason: str) -> None:
-        self.reasons[reason] += 1
-        if len(self.trace.damage) < 10:
-            self.trace.damage.append(f"event at byte {offset} skipped: {reason}")
-
-    def cut_off(self, used: int) -> None:
+    def cut_off(self) -> None:
         """The file ends before the list does."""
         self.trace.complete = False
-        left = self.buffer[used:].strip()
-        where = f"byte {self.offset + used}"
+        left = self.buffer[self.start :].strip()
+        where = f"byte {self.offset + self.start}"
         if self.source.damage is None:
             self.trace.damage.append(f"cut off at {where}" if left else f"no closing bracket at {where}")
         if left:
@@ -215,7 +206,7 @@ class _Reader:
         text = footer.decode("utf-8", "surrogateescape")
         if not footer_is_valid(text, is_object=self.is_object):
             self.trace.complete = False
-            self.trace.damage.append(f"damaged after the last event, at byte {self.offset}")
+            self.trace.damage.append(f"damaged after the last event, at byte {self.offset + self.start}")
         if self.is_object:
             self.trace.header = self.read_top_level(text)
 
@@ -243,31 +234,37 @@ class _Reader:
 
     def finish(self) -> Trace:
         """Pair B and E events, settle what is complete."""
-        trace = self.trace
+        trace, columns = self.trace, self.columns
         if self.is_object and not trace.header:
             trace.header = self.read_top_level("]}")
-        if trace.columns.unpaired:
-            events, trace.num_unpaired = pair_events(trace.columns.unpaired)
-            trace.columns.unpaired = []
-            before = trace.columns.num_events
-            trace.columns.add(events, exact=True)
-            trace.columns.num_events = before
+        columns.flush()
+        if columns.unpaired:
+            events, trace.num_unpaired = pair_events(columns.unpaired)
+            columns.unpaired, before = [], columns.num_events
+            columns.exact = True  # pairs come with exact durations
+            columns.add(events)
+            columns.flush()
+            columns.num_events = before
         if self.source.damage:
             trace.damage.append(self.source.damage)
             trace.complete = False
         if trace.num_skipped:
             trace.complete = False
-        if trace.columns.num_events == 0 and not trace.complete:
+        if columns.num_events == 0 and not trace.complete:
             raise UnreadableInput(f"{trace.path}: no event could be read: {trace.damage[0]}")
-        if trace.columns.num_events == 0 and not self.is_object and trace.num_skipped:
+        if columns.num_events == 0 and not self.is_object and trace.num_skipped:
             raise UnreadableInput(f"{trace.path}: a JSON list that holds no trace events")
         return trace
 
 
-def _last_boundary(buffer: bytes) -> tuple[int, int] | None:
-    """(end of the last whole event, start of the next) near the end of the buffer, or None."""
-    position = len(buffer)
-    while (position := buffer.rfind(b"}", 0, position)) >= 0:
+def _num_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogateescape"))
+
+
+def _last_boundary(buffer: bytes, start: int, limit: int) -> tuple[int, int] | None:
+    """(end of the last whole event before `limit`, start of the next), or None."""
+    position = limit
+    while (position := buffer.rfind(b"}", start, position)) >= 0:
         match = _BETWEEN_EVENTS.match(buffer, position)
         if match:
             return position + 1, match.end()

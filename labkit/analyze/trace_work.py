@@ -14,13 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.analyze.intervals import spans, subtract, union
-from labkit.analyze.trace_columns import KERNEL, CommDetail
+from labkit.analyze.trace_columns import KERNEL, NO_DETAIL
+from labkit.analyze.trace_detail import CommDetail
 from labkit.analyze.trace_names import collective_in_kernel_name, is_comm_kernel, is_sync_marker
 from labkit.analyze.trace_read import Trace
 
 COMM, COMPUTE, MEMORY = 0, 1, 2
 CLASSES = ("comm", "compute", "memory")
 NO_STEP = -1
+_NOWHERE = -(2**62)
 _NUMBERED = re.compile(r"\s*(?:stream|gpu|device)?\s*(\d{1,18})\s*", re.IGNORECASE)
 _ENQUEUE = re.compile(r"^(?:_?c10d|record_param_comms|ProfilerStep)")
 Ints = NDArray[np.int64]
@@ -40,10 +42,13 @@ class Work:
     stream: Ints
     name: Ints
     step: Ints
+    launched: NDArray[np.bool_]
+    """False for work whose launch the file should hold but does not: it was launched before recording began."""
     names: list[str]
     places: list[int | str]
-    detail: dict[int, CommDetail]
-    """Row -> what the file says about a collective."""
+    detail: Ints
+    """Index into `details`, or NO_DETAIL."""
+    details: list[CommDetail]
     has_steps: bool = False
     steps_by: str | None = None
     on_cpu: bool = False
@@ -52,9 +57,14 @@ class Work:
     warnings: dict[str, str] = field(default_factory=dict)
     """Short fixed text -> detail."""
 
+    def detail_of(self, row: int) -> CommDetail | None:
+        """What the file says about a row's collective, if anything."""
+        code = self.detail[row]
+        return None if code == NO_DETAIL else self.details[code]
+
     def collective(self, row: int) -> str:
         """The collective of a communication row, or "unknown"."""
-        detail = self.detail.get(row)
+        detail = self.detail_of(row)
         return detail.collective if detail is not None else collective_in_kernel_name(self.names[self.name[row]])
 
 
@@ -92,11 +102,9 @@ def _gpu_work(trace: Trace, names: list[str], places: list[int | str], merged: I
     comm_name = np.array([is_comm_kernel(name) for name in names], dtype=bool)
     sync_name = np.array([is_sync_marker(name) for name in names], dtype=bool)
     name, what = table.column("name"), table.column("what")
-    is_comm = comm_name[name]
-    rows_with_detail = np.fromiter(trace.columns.comm, dtype=np.int64, count=len(trace.columns.comm))
-    is_comm[rows_with_detail] = True
+    is_comm = comm_name[name] | (table.column("detail") != NO_DETAIL)
     cls = np.where(what != KERNEL, MEMORY, np.where(is_comm, COMM, COMPUTE))
-    columns = {key: table.column(key) for key in ("start", "dur", "correlation")}
+    columns = {key: table.column(key) for key in ("start", "dur", "correlation", "detail")}
     columns |= {key: merged[table.column(key)] for key in ("device", "stream")} | {"name": name, "cls": cls}
     order = np.argsort(columns["start"], kind="stable")
     order = order[~sync_name[name[order]]]
@@ -108,9 +116,6 @@ def _gpu_work(trace: Trace, names: list[str], places: list[int | str], merged: I
     launch_start, launch_pid = _launches(trace, columns["correlation"], warnings, columns["start"])
     step = _step_of(trace, launch_start, launch_pid)
     _warn_overrun(columns, warnings)
-    new_row = np.full(table.length, -1)
-    new_row[order] = np.arange(len(order))
-    detail = {int(new_row[row]): what for row, what in trace.columns.comm.items() if new_row[row] >= 0}
     return Work(
         start=columns["start"],
         dur=columns["dur"],
@@ -119,9 +124,11 @@ def _gpu_work(trace: Trace, names: list[str], places: list[int | str], merged: I
         stream=columns["stream"],
         name=columns["name"],
         step=step,
+        launched=(launch_start > _NOWHERE) | (trace.columns.launch.length == 0),
         names=names,
         places=places,
-        detail={row: what for row, what in detail.items() if columns["cls"][row] == COMM},
+        detail=np.where(columns["cls"] == COMM, columns["detail"], NO_DETAIL),
+        details=trace.columns.details,
         has_steps=trace.columns.step.length > 0,
         steps_by="launch",
         warnings=warnings,
@@ -142,11 +149,11 @@ def _repeats(columns: list[Ints]) -> NDArray[np.bool_]:
 
 
 def _launches(trace: Trace, correlation: Ints, warnings: dict[str, str], start: Ints) -> tuple[Ints, Ints]:
-    """Start (ns) and process code of each row's launch; -2**62 and -1 where the file has none."""
-    nowhere = np.full(len(correlation), -(2**62)), np.full(len(correlation), -1)
+    """Start (ns) and process code of each row's launch; `_NOWHERE` and -1 where the file has none."""
+    nowhere = np.full(len(correlation), _NOWHERE), np.full(len(correlation), -1)
     table = trace.columns.launch
     known, begun, pid = table.column("correlation"), table.column("start"), table.column("pid")
-    usable = (known >= 0) & (begun > -(2**62))
+    usable = (known >= 0) & (begun > _NOWHERE)
     known, begun, pid = known[usable], begun[usable], pid[usable]
     if not len(known):
         return nowhere
@@ -208,8 +215,8 @@ def _cpu_work(trace: Trace, names: list[str], places: list[int | str], merged: I
     table = trace.columns.cpu
     start, dur, name = (table.column(key) for key in ("start", "dur", "name"))
     pid, tid = merged[table.column("pid")], merged[table.column("tid")]
-    is_comm = np.zeros(table.length, dtype=bool)
-    is_comm[np.fromiter(trace.columns.cpu_comm, dtype=np.int64, count=len(trace.columns.cpu_comm))] = True
+    detail = table.column("detail")
+    is_comm = detail != NO_DETAIL
     enqueues = np.array([bool(_ENQUEUE.match(text)) for text in names], dtype=bool)
     loops = {int(merged[code]) for code in trace.columns.comm_threads}
     rows = [(int(start[i]), int(dur[i]), COMM, int(i)) for i in np.flatnonzero(is_comm)]
@@ -232,14 +239,16 @@ def _cpu_work(trace: Trace, names: list[str], places: list[int | str], merged: I
         stream=tid[source],
         name=name[source],
         step=_step_of(trace, begun, table.column("pid")[source]),
+        launched=np.ones(len(rows), dtype=bool),
         names=names,
         places=[*places, *labels],
-        detail={i: trace.columns.cpu_comm[row[3]] for i, row in enumerate(rows) if row[2] == COMM},
+        detail=detail[source],
+        details=trace.columns.details,
         has_steps=trace.columns.step.length > 0,
         steps_by="start",
         on_cpu=table.length > 0,
     )
-    if trace.columns.num_launch_annotations and not trace.columns.cpu_comm:
+    if trace.columns.num_launch_annotations and not is_comm.any():
         work.is_comm_recorded = False
         work.warnings["device work was not recorded"] = (
             "the file names collectives that ran on devices but holds CPU events only: communication is unknown"
