@@ -144,6 +144,26 @@ def test_a_record_with_other_settings_is_passed_over(place):
     assert of_check.status == of_experiment.status == "verified"
 
 
+def test_a_record_with_too_few_ranks_is_passed_over(place):
+    place.run(2, {"count": 5}, params={"world_size": 1})
+    place.run(3, {"count": 6})
+    rules = {"toy": {"at_least": {"world_size": 2}}}
+    row = place.row(a_claim(check=from_record()), experiments=rules)
+    assert row.status == "not_run" and "world_size=None, the claim needs at least 2" in row.reason
+    good = place.run(1, {"count": 4}, params={"world_size": 2})
+    assert place.row(a_claim(check=from_record()), experiments=rules).record == good
+
+
+def test_a_record_on_which_an_expression_fails_is_passed_over(place):
+    check = {"by": "record", "experiment": "toy", "expr": "8 / result('count') * param('n')", "expect": 4}
+    good = place.run(1, {"count": 4}, params={"n": 2})
+    place.run(2, {"count": 0}, params={"n": 2})
+    place.run(3, {"count": None}, params={"n": 2})
+    place.run(4, {"count": 4})
+    row = place.row(a_claim(check=check))
+    assert (row.status, row.record) == ("verified", good)
+
+
 def test_a_claim_for_gpus_ignores_records_without_one(place):
     place.run(2, {"count": 4})
     assert place.row(a_claim(check=from_record(hardware="gpu"))).status == "not_run"

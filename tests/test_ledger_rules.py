@@ -103,6 +103,12 @@ def test_counts_that_the_file_promises_must_come_out(place):
         claims.load_claims(place.ledger)
 
 
+def test_unknown_rules_for_records_do_not_load(place):
+    write_ledger(place.ledger, a_claim(), experiments={"toy": {"parms": {}}})
+    with pytest.raises(claims.LedgerError, match=r"toy\.yaml: experiments: toy: unknown field 'parms'"):
+        claims.load_claims(place.ledger)
+
+
 @pytest.mark.parametrize("text", ["claims: [", "- 1", "claims:\n  - 7"])
 def test_a_broken_file_is_one_line(place, text):
     place.ledger.mkdir()

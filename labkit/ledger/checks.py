@@ -61,8 +61,8 @@ def run_arithmetic(claim: Claim, check: Check, ledger: Ledger) -> Outcome:
 def run_on_record(claim: Claim, check: Check, ledger: Ledger, record: RunRecord) -> Outcome:
     """Run a `record` check on one record.
 
-    Raises: labkit.ledger.scope.MissingResult when the record does not hold what the check needs (the caller then
-        tries an older one); LedgerError when the check itself cannot be evaluated.
+    Raises: ExpressionError when the record does not hold what the check needs, or it cannot be evaluated on it; the
+        caller then tries an older one.
     """
     expected = expected_of(claim, check)
     if check.expr is not None:

@@ -49,7 +49,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min": min, "max": max, "sum": sum, "round": round, "len": len, "abs": abs, "sqrt": math.sqrt, "floor": math.floor,
     "ceil": math.ceil, "next_power_of_2": next_power_of_2,
 }
-LOOKUPS = ("ref", "refs", "setting", "result")
+LOOKUPS = ("ref", "refs", "setting", "result", "param")
 """Functions that read the ledger or a record; the caller supplies them."""
 
 
@@ -113,7 +113,7 @@ def evaluate(tree: ast.expr, *, names: Mapping[str, Any], lookups: Mapping[str, 
     Args:
         tree: from `parse`.
         names: values of the free names.
-        lookups: `ref`, `refs`, `setting`, `result`, as far as the expression may use them.
+        lookups: functions of LOOKUPS, as far as the expression may use them.
 
     Returns: a number, truth value, text, None, or a list of those.
     Raises: ExpressionError when a name or lookup is unknown or the arithmetic fails.

@@ -13,7 +13,7 @@ import yaml
 
 from labkit.ledger.checks import CALLABLE_PACKAGES, expected_of
 from labkit.ledger.compare import is_number, leaves, parse_rule
-from labkit.ledger.expression import ExpressionError, lookups_in, names_in, parse
+from labkit.ledger.expression import LOOKUPS, ExpressionError, lookups_in, names_in, parse
 from labkit.ledger.schema import (
     EVIDENCE,
     FIELDS_OF_CHECK,
@@ -60,7 +60,9 @@ def _load(folder: Path, stamps: tuple[Any, ...]) -> Ledger:
         reports[Path(name).stem] = data.get("report", {})
         for profile, entry in (data.get("profiles") or {}).items():
             _add(profiles, profile, entry, name)
-        experiments |= data.get("experiments") or {}
+        for slug, entry in (data.get("experiments") or {}).items():
+            _only(entry, {"params", "at_least"}, name, f"experiments: {slug}")
+            _add(experiments, slug, entry, name)
         for raw in data.get("claims") or []:
             claim = _claim(name, raw)
             _add(claims, claim.id, claim, name)
@@ -206,7 +208,7 @@ def _check_references(ledger: Ledger) -> None:
 
 def _check_expressions(ledger: Ledger, check: Check, where: str) -> None:
     allowed = {"key", "out", *check.inputs} if check.by == "calc" else {"key", *check.inputs}
-    lookups = {"ref", "refs", "setting", "result"} if check.by == "record" else {"ref", "refs", "setting"}
+    lookups = set(LOOKUPS) if check.by == "record" else {"ref", "refs", "setting"}
     try:
         for text in _texts(check):
             tree = parse(text)

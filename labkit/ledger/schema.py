@@ -125,6 +125,6 @@ class Ledger:
     errata: Mapping[str, Erratum]
     profiles: Mapping[str, Mapping[str, Any]]
     experiments: Mapping[str, Mapping[str, Any]]
-    """Slug -> {"params": {...}} that a record must have to count for a claim."""
+    """Slug -> {"params": {...}, "at_least": {...}}: what a record must have been run with to count for a claim."""
     reports: Mapping[str, Mapping[str, Any]]
     """Ledger -> facts about the source and the counts that must come out."""

@@ -20,10 +20,6 @@ MOST_RANGES = 10
 """2**10 corners an expression; more would make `claims verify` slow, and no claim needs it."""
 
 
-class MissingResult(ExpressionError):
-    """A record that does not hold the result a check needs: the check looks for an older one."""
-
-
 class Scope:
     """Lookups of one check. `ranges` fills up with what was used; `pinned` overrides it at a corner."""
 
@@ -37,7 +33,7 @@ class Scope:
     def lookups(self) -> dict[str, Any]:
         """The lookup functions by name; `result` only where there is a record."""
         found: dict[str, Any] = {"ref": self.ref, "refs": self.refs, "setting": self.setting}
-        return found | ({"result": self.result} if self.record is not None else {})
+        return found | ({"result": self.result, "param": self.param} if self.record is not None else {})
 
     def ref(self, claim_id: str, *path: Any) -> Any:
         """Value of another claim, or the entry that `path` names."""
@@ -63,6 +59,13 @@ class Scope:
                 self.ranges[token] = (value["p10"], value["p90"])
             return self.pinned.get(token, value["value"])
         return value
+
+    def param(self, name: str) -> Any:
+        """Parameter the record was run with."""
+        assert self.record is not None
+        if name not in self.record.params:
+            raise ExpressionError(f"params has no {name!r}")
+        return self.record.params[name]
 
     def _ranged(self, token: tuple[Any, ...], value: Any, half: float) -> Any:
         if not is_number(value) or not half:
@@ -147,11 +150,8 @@ def profile_entry(ledger: Ledger, profile: str, path: tuple[Any, ...]) -> Any:
 
 
 def record_entry(record: RunRecord, path: tuple[Any, ...]) -> Any:
-    """Entry of a record's results; raises MissingResult."""
-    try:
-        return _entry(record.results, path, "results")
-    except ExpressionError as error:
-        raise MissingResult(str(error)) from None
+    """Entry of a record's results; raises ExpressionError."""
+    return _entry(record.results, path, "results")
 
 
 def _entry(value: Any, path: tuple[Any, ...], owner: str) -> Any:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from labkit.ledger.checks import Outcome, run_on_record
 from labkit.ledger.expression import ExpressionError
-from labkit.ledger.schema import Check, Claim, Ledger, LedgerError
-from labkit.ledger.scope import MissingResult
+from labkit.ledger.schema import Check, Claim, Ledger
 from labkit.paths import RECORDS, runs_root
 from labkit.records import RecordError, RunRecord, list_runs, load_record
 
@@ -55,10 +54,8 @@ class Shelf:
                 try:
                     outcome = run_on_record(claim, check, self._ledger, record)
                     return Standing(outcome=outcome, run_id=record.run_id, tag=record.hardware_tag, here=here)
-                except MissingResult as error:
+                except ExpressionError as error:  # a result is missing, unknown, or zero where it divides
                     problem = str(error)
-                except ExpressionError as error:
-                    raise LedgerError(f"{claim.ledger}.yaml: {claim.id}: {error}") from None
             why = why or f"no fitting record of {check.experiment}: {record.run_id}: {problem}"
         num_bad = sum(self._load(path) is None for path, _ in self._listed[check.experiment])
         bad = f" ({num_bad} failed, incomplete, changed or simulated)" if num_bad else ""
@@ -95,8 +92,11 @@ class Shelf:
         """Why a record does not count for a check; None if it does."""
         if check.hardware == "gpu" and not record.environment.get("hardware", {}).get("gpus"):
             return f"{record.hardware_tag} has no GPU"
-        demanded = {**self._ledger.experiments.get(check.experiment, {}).get("params", {}), **check.params}
-        for name, value in demanded.items():
+        rules = self._ledger.experiments.get(check.experiment, {})
+        for name, value in {**rules.get("params", {}), **check.params}.items():
             if record.params.get(name) != value:
                 return f"run with {name}={record.params.get(name)!r}, the claim needs {value!r}"
+        for name, least in rules.get("at_least", {}).items():
+            if not isinstance(record.params.get(name), int | float) or record.params[name] < least:
+                return f"run with {name}={record.params.get(name)!r}, the claim needs at least {least!r}"
         return None
