@@ -55,6 +55,7 @@
     tools.append(control("contains", box));
     const selects = names.map((name) => {
       const select = document.createElement("select");
+      select.name = name;
       const value = (row) => text(row.querySelector(`.lk-f-${name}`));
       select.append(new Option("all", ""));
       for (const item of new Set(rows.map(value))) select.append(new Option(item, item));

@@ -8,6 +8,7 @@
     roles.py      {claim}, {run}, {calc}, {hw}
     directives.py {claim-ledger}, {errata}, {hardware-table}, {formula-sheet}, {run-list}, {status}, {flow} and more;
                   their content comes from ledger_page, hardware_page, formula_sheet, reports, flow
+    drawing.py    {drawing}: a figure that a function of labkit.plots computes
     executed.py   hands MyST-NB the executed copy of a notebook
     plotly_mime.py, vendor.py, offline.py   figures and scripts from this site only
 

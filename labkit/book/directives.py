@@ -10,6 +10,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 from labkit.book import evidence, flow, hardware_page, ledger_page, reports
+from labkit.book.drawing import Drawing
 from labkit.book.formula_sheet import formula_sections
 from labkit.book.tables import Row, make_table
 from labkit.book.values import LookupProblem
@@ -123,7 +124,7 @@ class EvidenceKinds(_Generated):
 
 DIRECTIVES = {
     "claim-ledger": ClaimLedger, "status-words": StatusWords, "errata": Errata, "formula-sheet": FormulaSheet,
-    "hardware-table": HardwareTable,
+    "hardware-table": HardwareTable, "drawing": Drawing,
     "run-list": RunList, "status": Status, "flow": Flow, "evidence-kinds": EvidenceKinds,
 }
 

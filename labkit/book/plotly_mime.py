@@ -50,7 +50,7 @@ def figure_html(fig: dict[str, Any]) -> str:
     texts = figure_texts(fig)
     layout = {key: value for key, value in (fig.get("layout") or {}).items() if key != "title"}
     data = json.dumps({"data": fig.get("data", []), "layout": layout}, separators=(",", ":"), ensure_ascii=False)
-    data = data.replace("</", "<\\/").replace("<!--", "<\\!--")
+    data = data.replace("<", "\\u003c")  # "<" stands in strings only; so no text can close the script
     title = f'<p class="lk-plot-title">{escape(texts["title"])}</p>' if texts["title"] else ""
     caption = f"<figcaption>{escape(texts['caption'])}</figcaption>" if texts["caption"] else ""
     return (

@@ -54,7 +54,7 @@ def speedups(frame: pd.DataFrame, *, source: str) -> go.Figure:
         "A loop of small calls measures the host: the gain there can turn around",
         x="rows x hidden, fp16", y="time of F.rms_norm / ours", height=420,
         caption=f"Loop: as the report timed. GPU alone: fast kernel, after an L2 flush. {source}.",
-        alt="Bars of the speed-up over F.rms_norm by shape: in a loop, on the GPU alone, and as the V100 report has it.",
+        alt="Bars of the speed-up over F.rms_norm by shape: in a loop, on the GPU alone, and in the V100 report.",
     )  # fmt: skip
     fig.add_trace(bars(shapes, frame["speedup_native"].tolist(), name="in a loop", index=0))
     fig.add_trace(bars(shapes, frame["speedup_native_gpu"].tolist(), name="GPU alone", index=2))

@@ -1,0 +1,155 @@
+"""Figures of the DDP bucket lab: bucket sizes, a step's timeline, throughput, predicted and seen counts.
+
+In: plain values of a record, by case (a bucket cap or an accumulation variant). Out: plotly figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from labkit.plots.style import COLORS, GREY, PATTERNS, figure, measured, predicted, quoted
+
+MIB = 2**20
+
+
+def bucket_sizes(sizes_bytes: Mapping[str, Sequence[int]], *, caption: str = "") -> go.Figure:
+    """Each bucket of each cap as a block, in the order in which they fill; the one with the largest tensor is marked.
+
+    Args:
+        sizes_bytes: cap -> sizes of its rebuilt buckets, bytes, in fill order.
+        caption: hardware, record id and date.
+    """
+    caps = list(sizes_bytes)
+    counts = ", ".join(f"{len(sizes_bytes[cap])} at {cap}" for cap in caps)
+    fig = figure(f"The last bucket holds a tensor that no cap can split: {len(sizes_bytes[caps[0]])} buckets at "
+                 f"{caps[0]}, {len(sizes_bytes[caps[-1]])} at {caps[-1]}",
+                 x="gradients, in the order in which they become ready (MiB)", y="bucket cap", caption=caption,
+                 alt=f"Buckets: {counts}. In every cap the last bucket holds the token table.")
+    for is_last, name, color, pattern in ((False, "bucket", COLORS[0], ""), (True, "bucket with the token table",
+                                                                             COLORS[1], PATTERNS[1])):
+        rows = [(cap, size / MIB, sum(sizes_bytes[cap][:i]) / MIB, i) for cap in caps
+                for i, size in enumerate(sizes_bytes[cap]) if (i == len(sizes_bytes[cap]) - 1) == is_last]
+        fig.add_trace(go.Bar(
+            y=[row[0] for row in rows], x=[row[1] for row in rows], base=[row[2] for row in rows], orientation="h",
+            name=name, customdata=[row[3] + 1 for row in rows],
+            marker={"color": color, "line": {"color": "rgba(255,255,255,0.9)", "width": 1},
+                    "pattern": {"shape": pattern, "fgcolor": "rgba(255,255,255,0.75)", "size": 7}},
+            hovertemplate="cap %{y}, bucket %{customdata}: %{x:.2f} MiB"))
+    fig.update_layout(barmode="overlay")
+    fig.update_yaxes(type="category", categoryorder="array", categoryarray=caps[::-1])
+    return fig
+
+
+def timeline(cases: Mapping[str, Mapping[str, Any]], *, shown: Sequence[str] | None = None,
+             caption: str = "") -> go.Figure:
+    """Compute and communication of one recorded step, a pair of lanes for each case and rank.
+
+    Args:
+        cases: case -> rank -> {"compute": [[start, end], ...], "comm": [[start, end, MiB or None], ...]}, ms.
+        shown: cases to draw; those named by a cap if not given.
+        caption: hardware, record id and date.
+    """
+    chosen = [case for case in cases if (case in shown if shown is not None else case.endswith("MiB"))]
+    lanes = [(case, rank) for case in chosen for rank in cases[case]]
+    fig = figure("Communication starts when the first bucket is full, and what compute cannot hide is exposed",
+                 x="time from the first work of the step (ms)", y="cap, rank", caption=caption, height=90 + 46 * len(lanes),
+                 alt="For each cap and rank: when compute runs, when communication runs beside it, when it runs alone.")
+    kinds = {"compute": [], "communication beside compute": [], "exposed communication": []}
+    for case, rank in lanes:
+        work = cases[case][rank]
+        label = f"{case}, rank {rank}"
+        compute = [(piece[0], piece[1]) for piece in work["compute"]]
+        comm = _merged([(piece[0], piece[1]) for piece in work["comm"]])
+        exposed = _minus(comm, compute)
+        kinds["compute"] += [(label, *piece) for piece in compute]
+        kinds["communication beside compute"] += [(label, *piece) for piece in _minus(comm, exposed)]
+        kinds["exposed communication"] += [(label, *piece) for piece in exposed]
+    for i, (kind, pieces) in enumerate(kinds.items()):
+        fig.add_trace(go.Bar(
+            y=[piece[0] for piece in pieces], x=[piece[2] - piece[1] for piece in pieces],
+            base=[piece[1] for piece in pieces], orientation="h", name=kind, offsetgroup="compute" if i == 0 else "comm",
+            marker={"color": GREY if i == 0 else COLORS[i - 1], "line": {"width": 0},
+                    "pattern": {"shape": PATTERNS[1] if i == 2 else "", "fgcolor": "rgba(255,255,255,0.75)", "size": 6}},
+            hovertemplate="%{y}: " + kind + " from %{base:.1f} ms for %{x:.2f} ms"))
+    fig.update_layout(barmode="group", bargap=0.3)
+    fig.update_yaxes(type="category", autorange="reversed")
+    return fig
+
+
+def tokens_per_s(rates: Mapping[str, Mapping[str, Any]], *, name: str, quoted_rates: Mapping[str, float] | None = None,
+                 caption: str = "") -> go.Figure:
+    """Throughput by case with p10 and p90, beside somebody else's figures if given.
+
+    Args:
+        rates: case -> quantity in tokens/s.
+        name: hardware, for the legend.
+        quoted_rates: case -> tokens/s of the report.
+        caption: hardware, record id and date.
+    """
+    cases = list(rates)
+    best = max(cases, key=lambda case: rates[case]["value"])
+    num = min(rates[case]["n"] for case in cases)
+    title = f"{best} moves most tokens" if num > 2 else "Too few samples to rank the cases"
+    fig = figure(title, x="bucket cap, or accumulation variant", y="tokens/s", caption=caption, log_y=bool(quoted_rates),
+                 alt=f"Tokens per second by case, with p10 to p90; at least {num} samples a case.")
+    column = {key: [rates[case][key] for case in cases] for key in ("value", "p10", "p90", "n")}
+    points = measured(cases, column["value"], name=name, low=column["p10"], high=column["p90"], num_samples=column["n"])
+    fig.add_trace(points.update(mode="markers"))  # cases are categories: a line between them would say nothing
+    if quoted_rates:
+        both = [case for case in cases if case in quoted_rates]
+        fig.add_trace(quoted(both, [quoted_rates[case] for case in both], name="8x V100 (quoted)").update(mode="markers"))
+    fig.update_xaxes(type="category")
+    if not quoted_rates:
+        fig.update_yaxes(rangemode="tozero")
+    return fig
+
+
+def predicted_vs_seen(prediction: Mapping[str, Any], results: Mapping[str, Any], *, caption: str = "") -> go.Figure:
+    """All-reduces of one optimizer step: computed from parameter shapes, and counted in the trace.
+
+    Args:
+        prediction: values of the prediction: collectives_per_step, accum_collectives.
+        results: results of the run, the same names.
+        caption: hardware, record id and date.
+    """
+    expected = {**prediction["collectives_per_step"], **prediction["accum_collectives"]}
+    seen = {**results["collectives_per_step"], **results["accum_collectives"]}
+    cases = list(expected)
+    num_equal = sum(expected[case] == seen.get(case) for case in cases)
+    fig = figure(f"{num_equal} of {len(cases)} counts came out as predicted", x="bucket cap, or accumulation variant",
+                 y="all-reduces per optimizer step", caption=caption,
+                 alt="; ".join(f"{case}: predicted {expected[case]}, seen {seen.get(case)}" for case in cases))
+    fig.add_trace(predicted(cases, [expected[case] for case in cases]))
+    fig.add_trace(measured(cases, [seen[case] for case in cases], name="counted in the trace").update(mode="markers"))
+    fig.update_xaxes(type="category")
+    fig.update_yaxes(rangemode="tozero")
+    return fig
+
+
+def _merged(pieces: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Sorted, disjoint intervals that cover the same time."""
+    done: list[tuple[float, float]] = []
+    for start, end in sorted(pieces):
+        if done and start <= done[-1][1]:
+            done[-1] = (done[-1][0], max(done[-1][1], end))
+        else:
+            done.append((start, end))
+    return done
+
+
+def _minus(pieces: Sequence[tuple[float, float]], taken: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """What is left of `pieces` where `taken` is not; both sorted and disjoint."""
+    left: list[tuple[float, float]] = []
+    for start, end in pieces:
+        for away, back in taken:
+            if back <= start or away >= end:
+                continue
+            if away > start:
+                left.append((start, away))
+            start = max(start, back)
+        if start < end:
+            left.append((start, end))
+    return left
