@@ -175,12 +175,13 @@ def _from_arithmetic(claim: Claim, check: Check, outcome: Outcome, ledger: Ledge
         return _make(claim, "differs", outcome=outcome, reason=_difference(claim, check, outcome, ledger))
     if check.by == "calc":
         reason = f"calculated by {check.call}"
+        reason += " from the source's own figures" if claim.kind == "timing" else ""
     elif claim.kind == "structural" and claim.measure is not None:
         reason = "predicted from the settings"
     else:
         reason = "follows from the source's own figures"
     if claim.kind == "timing":
-        reason += "; the timing itself is the source's"
+        reason += ", which are measured there, not here"
     return _make(claim, "verified", outcome=outcome, reason=reason)
 
 

@@ -121,11 +121,12 @@ def test_a_changed_byte_and_a_moved_record_are_passed_over(place):
 
 
 def test_a_record_without_the_result_or_a_key_is_passed_over(place):
-    good = place.run(1, {"count": {"a": 4, "b": 6}})
+    good = place.run(1, {"count": {"extra": 1, "b": 6, "a": 4}})
     place.run(2, {"count": {"a": 9}})
     place.run(3, {})
     row = place.row(a_claim(value={"a": 4, "b": 6}, check=from_record()))
     assert (row.status, row.record) == ("verified", good)
+    assert list(row.seen.items()) == [("a", 4), ("b", 6)]  # what the claim speaks of, in its order
 
 
 def test_a_record_without_the_result_is_named_when_none_fits(place):
@@ -166,7 +167,8 @@ def test_a_record_on_which_an_expression_fails_is_passed_over(place):
 
 def test_a_claim_for_gpus_ignores_records_without_one(place):
     place.run(2, {"count": 4})
-    assert place.row(a_claim(check=from_record(hardware="gpu"))).status == "not_run"
+    row = place.row(a_claim(check=from_record(hardware="gpu")))
+    assert (row.status, row.reason) == ("not_run", "no record of toy on a GPU yet")
     run_id = place.run(1, {"count": 4}, root=place.committed, tag="h200-x2")
     assert place.row(a_claim(check=from_record(hardware="gpu"))).record == run_id
 

@@ -40,14 +40,15 @@ class Place:
         self.local.mkdir()
         self.committed.mkdir()
 
-    def run(self, day, results, *, root=None, tag="cpu-2c", status="ok", passed=True, params=None, evidence="measured"):
+    def run(self, day, results, *, root=None, tag="cpu-2c", status="ok", passed=True, params=None,
+            evidence="measured", experiment="toy"):
         """Publish one record; `day` orders the run ids. Local unless `root` says otherwise."""
         run_id = f"202601{day:02d}T000000Z_{tag}_abc"
         params = params or {}
-        run_dir = open_run_dir("toy", run_id, params=params, root=root or self.local)
+        run_dir = open_run_dir(experiment, run_id, params=params, root=root or self.local)
         publish(
             RunRecord(
-                experiment="toy", run_id=run_id, preset="cpu", status=status, created_utc="2026-01-01T00:00:00Z",
+                experiment=experiment, run_id=run_id, preset="cpu", status=status, created_utc="2026-01-01T00:00:00Z",
                 finished_utc="2026-01-01T00:00:01Z", params=params, results=results, evidence=evidence,
                 environment={"hardware": {"tag": tag, "gpus": [] if tag.startswith("cpu") else [{"name": "H200"}]}},
                 oracles=[Oracle(name="o", passed=passed, expected=1, seen=1 if passed else 2)],

@@ -105,10 +105,18 @@ def judge(claim: Claim, check: Check, expected: Any, seen: Any) -> Outcome:
         exact = Rule("dp", printed_decimals(check.corrected))
         corrected = not disagreements(check.corrected, seen, exact, decimals)
     return Outcome(
-        holds=not wrong, expected=expected, seen=plain(seen), tolerance=_tolerance(expected, rule, decimals),
+        holds=not wrong, expected=expected, seen=plain(_like(expected, seen)),
+        tolerance=_tolerance(expected, rule, decimals),
         wrong=tuple(".".join(map(str, path)) for path in wrong), corrected_holds=corrected,
         detail=_directions(expected, seen, rule) if rule.mode == "direction" else "",
     )
+
+
+def _like(expected: Any, seen: Any) -> Any:
+    """The entries of `seen` that the claim speaks of, in its order; all of them where it speaks of none."""
+    if not isinstance(expected, Mapping) or not isinstance(seen, Mapping):
+        return seen
+    return {key: _like(item, seen[key]) for key, item in expected.items() if key in seen}
 
 
 def decimals_of(claim: Claim) -> int:

@@ -47,8 +47,10 @@ class Shelf:
 
     def find(self, claim: Claim, check: Check) -> Standing:
         """Judge a check by the first record that holds what it needs: this machine's newest first, then the others'."""
-        why = ""
+        why, where = "", " on a GPU" if check.hardware == "gpu" else ""
         for record, here in self._candidates(check.experiment):
+            if where and not record.environment.get("hardware", {}).get("gpus"):
+                continue
             problem = self._unfit(check, record)
             if problem is None:
                 try:
@@ -59,7 +61,7 @@ class Shelf:
             why = why or f"no fitting record of {check.experiment}: {record.run_id}: {problem}"
         num_bad = sum(self._load(path) is None for path, _ in self._listed[check.experiment])
         bad = f" ({num_bad} failed, incomplete, changed or simulated)" if num_bad else ""
-        return Standing(missing=why or f"no record of {check.experiment} yet{bad}")
+        return Standing(missing=why or f"no record of {check.experiment}{where} yet{bad}")
 
     def _candidates(self, experiment: str) -> Iterator[tuple[RunRecord, bool]]:
         if experiment not in self._listed:
@@ -90,8 +92,6 @@ class Shelf:
 
     def _unfit(self, check: Check, record: RunRecord) -> str | None:
         """Why a record does not count for a check; None if it does."""
-        if check.hardware == "gpu" and not record.environment.get("hardware", {}).get("gpus"):
-            return f"{record.hardware_tag} has no GPU"
         rules = self._ledger.experiments.get(check.experiment, {})
         for name, value in {**rules.get("params", {}), **check.params}.items():
             if record.params.get(name) != value:

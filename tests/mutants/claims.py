@@ -50,8 +50,8 @@ MUTANTS = [
     ),
     plant(
         "gpu_claims_take_cpu_runs", SHELF,
-        'check.hardware == "gpu" and',
-        "False and",
+        'if where and not record.environment',
+        'if False and not record.environment',
         "test_claims::test_a_claim_for_gpus_ignores_records_without_one",
     ),
     plant(
