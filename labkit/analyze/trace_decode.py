@@ -123,8 +123,9 @@ if msgspec is not None:
         args: _FastArgs | None = None
 
     class _ExactEvent(_FastEvent, gc=False):
-        ts: Decimal | None = None
-        dur: Decimal | None = None
+        # The text itself: msgspec's Decimal would not say whether it stood in quotes.
+        ts: msgspec.Raw = None  # type: ignore[assignment]
+        dur: msgspec.Raw = None  # type: ignore[assignment]
 
     _FAST = msgspec.json.Decoder(list[_FastEvent])
     _EXACT = msgspec.json.Decoder(list[_ExactEvent])
@@ -140,6 +141,10 @@ def plain(value: Any) -> Any:
     return value
 
 
+def _exact_number(raw: Any) -> Any:
+    return None if raw is None else loads(bytes(raw), exact=True)
+
+
 def decode_events(array: bytes, *, exact: bool = False, use_msgspec: bool = True) -> list[Any]:
     """All events of a JSON list.
 
@@ -147,7 +152,12 @@ def decode_events(array: bytes, *, exact: bool = False, use_msgspec: bool = True
     """
     if use_msgspec and msgspec is not None:
         try:
-            return (_EXACT if exact else _FAST).decode(array)
+            if not exact:
+                return _FAST.decode(array)
+            texts = _EXACT.decode(array)
+            for event in texts:
+                event.ts, event.dur = _exact_number(event.ts), _exact_number(event.dur)
+            return texts
         except (msgspec.MsgspecError, RecursionError, ArithmeticError):
             pass  # NaN, odd types, damage: the slower reader says which
     events = loads(array, exact=exact)
