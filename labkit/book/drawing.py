@@ -18,7 +18,7 @@ import json
 import pkgutil
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from docutils import nodes
 from docutils.parsers.rst import directives as options
@@ -95,12 +95,13 @@ class Drawing(SphinxDirective):
 
     has_content = False
     required_arguments = 1
-    option_spec = {"alt": options.unchanged_required, "caption": options.unchanged}
+    option_spec: ClassVar = {"alt": options.unchanged_required, "caption": options.unchanged}
 
     def run(self) -> list[nodes.Node]:
         """The drawing, or nothing beside a warning."""
         try:
-            html = drawing_html(self.arguments[0], alt=self.options.get("alt", ""), caption=self.options.get("caption", ""))
+            texts = {key: self.options.get(key, "") for key in ("alt", "caption")}
+            html = drawing_html(self.arguments[0], **texts)
         except LookupProblem as problem:
             logger.warning(
                 "{drawing} %s: %s", self.arguments[0], problem, location=self.get_location(),
