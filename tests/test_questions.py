@@ -29,7 +29,7 @@ LOOK_UPS = {
 UNIT = (
     r"[KMGT]i?B(?:/s)?|kB|bytes?|B|GHz|[TGP]?FLOP(?:/s|/B)?|ms|µs|us|ns|s|seconds?|minutes?|%|percent|[x×]|times|-fold"
 )
-NUMBER = re.compile(rf"(?<![\w.,\-/\\])(\d[\d,]*(?:\.\d+)?)(?:[ \u00a0]?({UNIT})(?![\w]))?(?![\w])")
+NUMBER = re.compile(rf"(?<![\w.,\-/\\])(\d+(?:,\d{3})*(?:\.\d+)?)(?:[ \u00a0]?({UNIT})(?![\w]))?(?![\w])")
 LARGEST_FREE = 64
 YEARS = range(1990, 2036)
 
