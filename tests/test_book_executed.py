@@ -117,6 +117,7 @@ def build(folder, *, copied):
         "labkit_executed_dir": "done",
         "exclude_patterns": ["done"],
         "html_theme": "basic",
+        "source_suffix": {".md": "myst-nb", ".ipynb": "myst-nb"},
     }
     with patch_docutils(str(src)), docutils_namespace():
         Sphinx(

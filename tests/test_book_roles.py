@@ -131,7 +131,12 @@ def build(folder, pages, *, extra=""):
     pages["index"] += f"\n```{{toctree}}\n{toc}\n```\n"
     for name, text in pages.items():
         (src / f"{name}.md").write_text(text, encoding="utf-8")
-    config = {"extensions": ["myst_parser", "labkit.book"], "html_theme": "basic", "nitpicky": True}
+    config = {
+        "extensions": ["myst_parser", "labkit.book"],
+        "html_theme": "basic",
+        "nitpicky": True,
+        "source_suffix": {".md": "markdown"},  # said, because Sphinx keeps one default for the whole process
+    }
     warnings = io.StringIO()
     with patch_docutils(str(src)), docutils_namespace():
         app = Sphinx(
