@@ -12,15 +12,17 @@ CAPS, CASES = ("1 MiB", "4 MiB", "25 MiB", "100 MiB"), ("m8a1", "m1a8-no_sync", 
 SHAPES = ("1024x768", "1024x4096", "1024x8192", "8192x768", "8192x4096", "8192x8192")
 COUNTS = dict(zip(CAPS, (50, 37, 13, 4)))
 MODEL = {"num_layers": 12, "hidden": 768, "vocab_size": 32000, "num_positions": 512, "tied": True, "linear_bias": False,
-         "accum_cap_mib": 25, "samples_per_rank": 8, "world_size": 2, "seq_tokens": 16}
+         "accum_cap_mib": 25, "samples_per_rank": 8, "world_size": 2, "microbatch": 1,
+         "seq_tokens": 16}
 TOKENS = 2 * 8 * 16
 
 
 def times(tokens, *by_case):
-    """Step times (ms) and rates of the accumulation cases, p10-p90 5 % either way."""
-    steps = {case: quantity([0.95 * ms, ms, 1.05 * ms], "ms") for case, ms in zip(CASES, by_case)}
+    """Step times (ms) and rates of the accumulation cases and the caps (an eighth of the tokens), 5 % either way."""
+    steps = {case: quantity([0.95 * ms, ms, 1.05 * ms], "ms") for case, ms in zip((*CASES, *CAPS), by_case)}
     ends = {"value": "value", "p10": "p90", "p90": "p10"}
-    rates = {c: {**q, **{e: tokens / q[o] * 1e3 for e, o in ends.items()}} for c, q in steps.items()}
+    share = dict.fromkeys(CASES, 1) | dict.fromkeys(CAPS, 8)
+    rates = {c: {**q, **{e: tokens / share[c] / q[o] * 1e3 for e, o in ends.items()}} for c, q in steps.items()}
     return {"step_time_ms": steps, "tokens_per_s": rates}
 
 
@@ -33,7 +35,7 @@ DDP = {
     "grad_rel_diff_m1a8_vs_m8a1": 3e-7, "loss_rel_diff_m1a8_vs_m8a1": 1e-8, "straggler_rank0_vs_slowest": 0.4,
     "compute_before_first_comm_pct": dict(zip(CAPS, (40.0, 45.0, 60.0, 90.0))),
     "comm_union_ms": dict.fromkeys(CASES, 10.0), "exposed_comm_ms": dict.fromkeys(CASES, 7.5),
-    "overlap_pct": dict.fromkeys(CASES, 25.0), **times(TOKENS, 100.0, 300.0, 900.0),
+    "overlap_pct": dict.fromkeys(CASES, 25.0), **times(TOKENS, 100.0, 300.0, 900.0, 9.0, 9.0, 9.0, 9.0),
 }
 TRITON = {
     "block_size": {"768": 1024, "4096": 4096, "8192": 8192}, "within_bound": dict.fromkeys(SHAPES, True),
@@ -130,8 +132,7 @@ def test_the_gain_of_no_sync_is_judged_on_a_gpu_by_direction(place):
 
 
 def test_step_times_of_other_hardware_stand_beside_the_report_s(place):
-    results = DDP | {"step_time_ms": {**DDP["step_time_ms"], **{cap: quantity([9.0], "ms") for cap in CAPS}}}
-    run_id = place.run(1, results, params=MODEL, experiment="ddp_buckets", tag="h200-x2", root=place.committed)
+    run_id = place.run(1, DDP, params=MODEL, experiment="ddp_buckets", tag="h200-x2", root=place.committed)
     row = rows_of(place, "ddp_buckets")["ddp-bucket-step"]
     assert (row.status, row.record, row.seen) == ("not_run", run_id, dict.fromkeys(CAPS, 9))
     assert row.expected["1 MiB"] == 127.1
