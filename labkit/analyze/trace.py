@@ -144,9 +144,10 @@ def _whole(value: Any) -> int | None:
     return int(value) if isinstance(value, (int, float)) and 0 <= value < 2**31 and value == int(value) else None
 
 
-def summarize(work: Work, rows: np.ndarray) -> dict[str, Any]:
-    """Counts and unions of some rows of work, in us: see `analyze_trace`."""
-    cls, all_spans = work.cls[rows], spans(work.start[rows], work.dur[rows])
+def summarize(work: Work, rows: np.ndarray, *, clip: bool = False) -> dict[str, Any]:
+    """Counts and unions of some rows of work, in us: see `analyze_trace`; `clip` takes the clipped durations."""
+    durations = work.clipped if clip and work.clipped is not None else work.dur
+    cls, all_spans = work.cls[rows], spans(work.start[rows], durations[rows])
     comm, compute, memory = (union(all_spans[cls == which]) for which in (COMM, COMPUTE, MEMORY))
     comm_ns, compute_ns, overlap_ns = total_ns(comm), total_ns(compute), intersection_ns(comm, compute)
     result: dict[str, Any] = {
@@ -158,7 +159,7 @@ def summarize(work: Work, rows: np.ndarray) -> dict[str, Any]:
         "memory_us": total_ns(memory) / 1000,
         "overlap_us": overlap_ns / 1000,
         "exposed_comm_us": (comm_ns - overlap_ns) / 1000,
-        "comm_sum_us": int(work.dur[rows][cls == COMM].sum()) / 1000,
+        "comm_sum_us": int(durations[rows][cls == COMM].sum()) / 1000,
         "overlap_fraction": overlap_ns / comm_ns if comm_ns else None,
         "busy_us": (comm_ns + compute_ns - overlap_ns) / 1000,
         "span_us": int(all_spans[:, 1].max() - all_spans[:, 0].min()) / 1000 if len(rows) else 0.0,
@@ -179,6 +180,8 @@ def _device_summary(work: Work, rows: np.ndarray) -> dict[str, Any]:
             if step[part[0]] != NO_STEP:
                 result["steps"][str(step[part[0]])] = summarize(work, ordered[part])
         result["outside_steps"] = summarize(work, rows[work.step[rows] == NO_STEP])
+    if work.clipped is not None:
+        result["clipped"] = summarize(work, rows, clip=True)
     return result
 
 

@@ -161,9 +161,8 @@ class TraceColumns:
                 sorter[event.cat](event)
             elif event.ph in ("B", "E"):
                 self.unpaired.append(event)
-            elif event.ph == "M" and event.name == "thread_name" and event.args is not None:
-                if "gloo_runloop" in str(event.args.name):
-                    self.comm_threads.update(self.places.number([event.tid]))
+            elif event.ph == "M" and event.name == "thread_name" and _is_gloo_loop(event.args):
+                self.comm_threads.update(self.places.number([event.tid]))
         self.num_events += len(events)
         for what, kernels in sorter.device.items():
             if kernels:
@@ -286,6 +285,10 @@ class _NoArgs:
 
 
 _NO_ARGS = _NoArgs()
+
+
+def _is_gloo_loop(args: Any) -> bool:
+    return args is not None and "gloo_runloop" in str(args.name)
 
 
 def _cpu_meaning(name: Any) -> tuple[str, str] | None:

@@ -22,6 +22,7 @@ from labkit.analyze.trace_read import Trace
 COMM, COMPUTE, MEMORY = 0, 1, 2
 CLASSES = ("comm", "compute", "memory")
 NO_STEP = -1
+_SWALLOW_NS, _OVERRUN_NS = 50_000, 1_000_000
 _NOWHERE = -(2**62)
 _NUMBERED = re.compile(r"\s*(?:stream|gpu|device)?\s*(\d{1,18})\s*", re.IGNORECASE)
 _ENQUEUE = re.compile(r"^(?:_?c10d|record_param_comms|ProfilerStep)")
@@ -49,6 +50,8 @@ class Work:
     detail: Ints
     """Index into `details`, or NO_DETAIL."""
     details: list[CommDetail]
+    clipped: Ints | None = None
+    """Durations cut at the next start of their stream, where durations as written are impossible."""
     has_steps: bool = False
     steps_by: str | None = None
     on_cpu: bool = False
@@ -115,7 +118,7 @@ def _gpu_work(trace: Trace, names: list[str], places: list[int | str], merged: I
     columns = {key: column[order] for key, column in columns.items()}
     launch_start, launch_pid = _launches(trace, columns["correlation"], warnings, columns["start"])
     step = _step_of(trace, launch_start, launch_pid)
-    _warn_overrun(columns, warnings)
+    clipped = _clipped(columns, warnings)
     return Work(
         start=columns["start"],
         dur=columns["dur"],
@@ -131,6 +134,7 @@ def _gpu_work(trace: Trace, names: list[str], places: list[int | str], merged: I
         details=trace.columns.details,
         has_steps=trace.columns.step.length > 0,
         steps_by="launch",
+        clipped=clipped,
         warnings=warnings,
     )
 
@@ -192,23 +196,31 @@ def _step_of(trace: Trace, time: Ints, pid: Ints) -> Ints:
     return step
 
 
-def _warn_overrun(columns: dict[str, Ints], warnings: dict[str, str], at_least_ns: int = 50_000) -> None:
-    """A kernel that swallows later ones of its own stream has a wrong duration.
+def _clipped(columns: dict[str, Ints], warnings: dict[str, str]) -> Ints | None:
+    """Durations cut at the next start of their stream, if some are impossible as written; else None.
 
-    Programmatic dependent launch lets neighbours overlap a little, and that is legal: only rows that lie wholly inside
-    an earlier one that outlives their start by `at_least_ns` count.
+    Work of one stream runs one after the other. Programmatic dependent launch lets neighbours overlap a little, and
+    that is legal; swallowing a later one whole, or running on for a millisecond, is not (seen with ROCm's tracers).
     """
-    order = np.lexsort((columns["start"], columns["stream"], columns["device"]))
-    end = (columns["start"] + columns["dur"])[order]
-    start, lane = columns["start"][order], columns["device"][order] * (1 << 31) + columns["stream"][order]
-    swallowed = 0
+    lane = columns["device"] * (1 << 31) + columns["stream"]
+    order = np.lexsort((columns["start"], lane))
+    start, end, lane = columns["start"][order], (columns["start"] + columns["dur"])[order], lane[order]
+    impossible = 0
     for part in np.split(np.arange(len(order)), np.flatnonzero(np.diff(lane)) + 1):
         reach = np.maximum.accumulate(end[part])[:-1]
-        swallowed += int(((reach >= end[part][1:]) & (reach - start[part][1:] >= at_least_ns)).sum())
-    if swallowed:
-        warnings["duration overruns the next kernel on its stream"] = (
-            f"{swallowed} kernels lie wholly inside an earlier one of their stream: durations are suspect"
-        )
+        overrun = reach - start[part][1:]
+        swallowed = (reach >= end[part][1:]) & (overrun >= _SWALLOW_NS)
+        impossible += int((swallowed | (overrun >= _OVERRUN_NS)).sum())
+    if not impossible:
+        return None
+    warnings["duration overruns the next kernel on its stream"] = (
+        f"{impossible} kernels start far inside an earlier one of their stream: durations as written are impossible; "
+        "'clipped' has the answer with each cut at the next start"
+    )
+    following = np.append(np.where(lane[1:] == lane[:-1], start[1:], end[:-1]), end[-1:])
+    clipped = np.empty(len(order), dtype=np.int64)
+    clipped[order] = np.minimum(end, following) - start
+    return clipped
 
 
 def _cpu_work(trace: Trace, names: list[str], places: list[int | str], merged: Ints) -> Work:
