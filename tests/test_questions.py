@@ -59,14 +59,14 @@ def sections(text):
 
 def prose(text, *, folds=True):
     """What a reader reads as sentences: no comments, code, equations, tables, directive lines; a role is one word."""
-    text = without(r"^%.*$", text)
+    text = without(r"^%[^\n]*$", text)
     text = without(r"^```\{drawing\}.*?^```$", text)
     text = without(r"^(`{3,}).*?^\1$", text)
     text = without(r"\$\$.*?\$\$", text)
     if not folds:
         text = without(r"^:::+\{admonition\} Answer$.*?^:::+$", text)
-    text = without(r"^:.*$", text)
-    text = without(r"^\|.*$", text)
+    text = without(r"^:[^\n]*$", text)
+    text = without(r"^\|[^\n]*$", text)
     text = without(r"^\([\w-]+\)=$", text)
     text = ROLE.sub("N", text)
     text = re.sub(r"\$[^$\n]+\$", "X", text)
@@ -224,6 +224,7 @@ def test_checks_bite():
     assert list(roles("| {calc}`a.b(c=1) \\| .1f` | x |")) == [(1, "calc", "a.b(c=1) | .1f")]
     with pytest.raises(AssertionError, match="bar"):
         list(roles("| {calc}`a.b(c=1) | .1f` | x |"))
+    assert prose("% settings: 1\n| a | b |\n:class: tip\none two\n").split() == ["one", "two"]
     fold = ":::{admonition} Answer\n:class: dropdown\nfour words of answer\n:::\n"
     assert num_words(prose(f"one {{claim}}`x` $a+b$ three\n\n{fold}", folds=False)) == 4
     assert unbound(displayed("$$ 0.5 x $$\n")) and not list(unbound(displayed("$$ 0.5 x $$\n")))

@@ -1,0 +1,85 @@
+"""Pictures of the question pages: every one draws, speaks, fits both themes; mine show the numbers they claim to."""
+
+import importlib
+import json
+import math
+import pkgutil
+
+import plotly.graph_objects as go
+import pytest
+
+import labkit.plots
+from labkit.book.drawing import drawing_function
+from labkit.book.plotly_mime import figure_texts
+from labkit.plots import diagram
+from labkit.plots.style import COLORS, GREY
+
+
+def all_drawings():
+    for info in pkgutil.iter_modules(labkit.plots.__path__):
+        if info.name.startswith("questions_"):
+            module = importlib.import_module(f"labkit.plots.{info.name}")
+            for name, value in vars(module).items():
+                if getattr(value, "__module__", "") == module.__name__ and callable(value) and name[0] != "_":
+                    yield f"{info.name}:{name}"
+
+
+DRAWINGS = sorted(all_drawings())
+
+
+def numbers(value):
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from numbers(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from numbers(item)
+    elif isinstance(value, float):
+        yield value
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_drawing_is_readable(name):
+    fig = drawing_function(name)()
+    assert isinstance(fig, go.Figure)
+    shown = json.loads(fig.to_json())
+    texts = figure_texts(shown)
+    assert texts["title"] and len(texts["title"]) <= 110, "a title is the finding, in one sentence"
+    assert 200 <= shown["layout"]["height"] <= 760
+    assert all(math.isfinite(x) for x in numbers(shown["data"]))
+    assert shown["data"] or shown["layout"].get("shapes"), "nothing is drawn"
+    for note in shown["layout"].get("annotations", []):
+        assert note.get("font", {}).get("color", GREY) in (GREY, *COLORS), "text that a dark page would swallow"
+        assert note.get("font", {}).get("size", 12) >= 10
+    template = shown["layout"]["template"]["layout"]
+    assert template["paper_bgcolor"] == template["plot_bgcolor"] == "rgba(0,0,0,0)"
+
+
+def test_canvas_and_boxes():
+    fig = diagram.canvas("Two boxes", width=4, height=2, alt="a box and an arrow")
+    diagram.box(fig, 0, 0, 1, 1, "a<br>b", index=0)
+    diagram.box(fig, 2, 0, 1, 1, dashed=True)
+    diagram.arrow(fig, 1, 0.5, 2, 0.5, "KV", index=1)
+    assert [shape.line.dash for shape in fig.layout.shapes] == ["solid", "dash"]
+    assert fig.layout.shapes[0].fillcolor == "rgba(43,114,183,0.16)"
+    assert [note.text for note in fig.layout.annotations] == ["a<br>b", "", "KV"]
+    assert fig.layout.annotations[1].arrowcolor == COLORS[1]
+    with pytest.raises(ValueError, match="width=0"):
+        diagram.canvas("t", width=0, height=1, alt="a")
+    with pytest.raises(ValueError, match="alt=''"):
+        diagram.canvas("t", width=1, height=1, alt="")
+
+
+def named(fig, name):
+    (trace,) = [trace for trace in fig.data if trace.name == name]
+    return trace
+
+
+def test_mstar_sits_where_the_roofs_cross():
+    fig = drawing_function("questions_roofline:mstar_curve")()
+    ridge = 989.4 / 3.35
+    for shape, k, n in (("gate+up, 7168 x 4096", 7168, 4096), ("down, 2048 x 7168", 2048, 7168)):
+        (rows,) = named(fig, f"M* of {shape}").x
+        assert rows == pytest.approx(ridge / (1 - ridge * (1 / k + 1 / n)))
+    assert not [trace for trace in fig.data if trace.name == "M* of 512 x 512"]
+    assert max(named(fig, "512 x 512").y) < 256 * 3.35 < 989.4
