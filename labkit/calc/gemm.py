@@ -33,7 +33,9 @@ def gemm_flop(*, m: int, n: int, k: int) -> int:
     return 2 * m * n * k
 
 
-def gemm_bytes(*, m: int, n: int, k: int, bytes_a: float = 2, bytes_b: float = 2, bytes_c: float = 2) -> float:
+def gemm_bytes(
+    *, m: int, n: int, k: int, bytes_a: float = 2, bytes_b: float = 2, bytes_c: float = 2, reads_c: bool = False
+) -> float:
     """Least traffic of one product: A and B read once, C written once.
 
     Args:
@@ -43,10 +45,11 @@ def gemm_bytes(*, m: int, n: int, k: int, bytes_a: float = 2, bytes_b: float = 2
         bytes_a: bytes per element of A, > 0 (may be a fraction).
         bytes_b: bytes per element of B, > 0.
         bytes_c: bytes per element of C, > 0.
+        reads_c: C += A B: C is read as well as written.
 
     Returns: bytes.
     Raises: ValueError naming the argument, the value got, what was expected.
-    Assumes: perfect reuse in caches; C is not read (beta = 0); scales of quantised operands not counted.
+    Assumes: perfect reuse in caches; scales of quantised operands not counted.
     Source: by definition of the three arrays.
 
     >>> gemm_bytes(m=2, n=3, k=4)
@@ -55,11 +58,11 @@ def gemm_bytes(*, m: int, n: int, k: int, bytes_a: float = 2, bytes_b: float = 2
     gemm_flop(m=m, n=n, k=k)
     for name, value in (("bytes_a", bytes_a), ("bytes_b", bytes_b), ("bytes_c", bytes_c)):
         require_number(name, value, above=0)
-    return bytes_a * m * k + bytes_b * k * n + bytes_c * m * n
+    return bytes_a * m * k + bytes_b * k * n + bytes_c * m * n * (2 if reads_c else 1)
 
 
 def gemm_intensity_flop_per_byte(
-    *, m: int, n: int, k: int, bytes_a: float = 2, bytes_b: float = 2, bytes_c: float = 2
+    *, m: int, n: int, k: int, bytes_a: float = 2, bytes_b: float = 2, bytes_c: float = 2, reads_c: bool = False
 ) -> float:
     """Arithmetic intensity of one product at the level where each array moves once.
 
@@ -70,6 +73,7 @@ def gemm_intensity_flop_per_byte(
         bytes_a: bytes per element of A, > 0.
         bytes_b: bytes per element of B, > 0.
         bytes_c: bytes per element of C, > 0.
+        reads_c: as `gemm_bytes`.
 
     Returns: FLOP per byte.
     Raises: ValueError naming the argument, the value got, what was expected.
@@ -79,7 +83,7 @@ def gemm_intensity_flop_per_byte(
     >>> round(gemm_intensity_flop_per_byte(m=1, n=4096, k=7168), 4)
     0.9996
     """
-    num_bytes = gemm_bytes(m=m, n=n, k=k, bytes_a=bytes_a, bytes_b=bytes_b, bytes_c=bytes_c)
+    num_bytes = gemm_bytes(m=m, n=n, k=k, bytes_a=bytes_a, bytes_b=bytes_b, bytes_c=bytes_c, reads_c=reads_c)
     return gemm_flop(m=m, n=n, k=k) / num_bytes
 
 
@@ -112,6 +116,48 @@ def critical_rows(
     ridge = require_number("ridge_flop_per_byte", ridge_flop_per_byte, above=0)
     left = 2 * k * n - ridge * (bytes_a * k + bytes_c * n)
     return ridge * bytes_b * k * n / left if left > 0 else None
+
+
+def intensity_limit_flop_per_byte(*, n: int, k: int, bytes_a: float = 2, bytes_c: float = 2) -> float:
+    """Intensity that more and more rows approach: then only A and C travel. A ridge above it is never reached.
+
+    Args:
+        n: columns of B, >= 1.
+        k: rows of B, >= 1.
+        bytes_a: bytes per element of A, > 0.
+        bytes_c: bytes per element of C, > 0.
+
+    Returns: FLOP per byte.
+    Raises: ValueError naming the argument, the value got, what was expected.
+    Assumes: as `gemm_bytes`.
+    Source: limit of `gemm_intensity_flop_per_byte` for M to infinity, 2 K N / (b_A K + b_C N); interview question 1.
+
+    >>> intensity_limit_flop_per_byte(n=512, k=512)
+    256.0
+    """
+    gemm_bytes(m=1, n=n, k=k, bytes_a=bytes_a, bytes_c=bytes_c)
+    return 2 * k * n / (bytes_a * k + bytes_c * n)
+
+
+def least_square_side(*, ridge_flop_per_byte: float, bytes_a: float = 2, bytes_c: float = 2) -> float:
+    """Side that a square weight must exceed so that some number of rows reaches the ridge.
+
+    Args:
+        ridge_flop_per_byte: R of the device, FLOP per byte, > 0.
+        bytes_a: bytes per element of A, > 0.
+        bytes_c: bytes per element of C, > 0.
+
+    Returns: K = N, not rounded.
+    Raises: ValueError naming the argument, the value got, what was expected.
+    Assumes: as `gemm_bytes`.
+    Source: 2 K^2 = R (b_A + b_C) K; interview question 1.
+
+    >>> least_square_side(ridge_flop_per_byte=300.0)
+    600.0
+    """
+    require_number("ridge_flop_per_byte", ridge_flop_per_byte, above=0)
+    width = require_number("bytes_a", bytes_a, above=0) + require_number("bytes_c", bytes_c, above=0)
+    return ridge_flop_per_byte * width / 2
 
 
 def wave_efficiency(*, num_tiles: int, num_sms: int, tiles_per_sm: int = 1) -> float:

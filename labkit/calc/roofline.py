@@ -116,3 +116,22 @@ def limiting_roof(*, num_flop: float, num_bytes: float, peak_flop_per_s: float, 
     """
     time_floor_s(num_flop=num_flop, num_bytes=num_bytes, peak_flop_per_s=peak_flop_per_s, bytes_per_s=bytes_per_s)
     return "memory" if num_bytes / bytes_per_s > num_flop / peak_flop_per_s else "compute"
+
+
+def dense_flop_per_s(*, sparse_flop_per_s: float, sparsity_factor: float = 2.0) -> float:
+    """Dense peak from a data sheet that prints the rate with structured sparsity.
+
+    Args:
+        sparse_flop_per_s: as printed, > 0.
+        sparsity_factor: speed-up that the printed rate contains, >= 1; 2 for NVIDIA's 2:4 sparsity.
+
+    Returns: FLOP/s.
+    Raises: ValueError naming the argument, the value got, what was expected.
+    Assumes: the footnote says "with sparsity"; check it, not all columns have it.
+    Source: NVIDIA H100 data sheet, footnote; interview question 1.
+
+    >>> dense_flop_per_s(sparse_flop_per_s=1979e12)
+    989500000000000.0
+    """
+    factor = require_number("sparsity_factor", sparsity_factor, least=1)
+    return require_number("sparse_flop_per_s", sparse_flop_per_s, above=0) / factor
