@@ -55,7 +55,8 @@ def timeline(cases: Mapping[str, Mapping[str, Any]], *, shown: Sequence[str] | N
     chosen = [case for case in cases if (case in shown if shown is not None else case.endswith("MiB"))]
     lanes = [(case, rank) for case in chosen for rank in cases[case]]
     fig = figure("Communication starts when the first bucket is full, and what compute cannot hide is exposed",
-                 x="time from the first work of the step (ms)", y="cap, rank", caption=caption, height=90 + 46 * len(lanes),
+                 x="time from the first work of the step (ms)", y="cap, rank", caption=caption,
+                 height=90 + 46 * len(lanes),
                  alt="For each cap and rank: when compute runs, when communication runs beside it, when it runs alone.")
     kinds = {"compute": [], "communication beside compute": [], "exposed communication": []}
     for case, rank in lanes:
@@ -70,9 +71,11 @@ def timeline(cases: Mapping[str, Mapping[str, Any]], *, shown: Sequence[str] | N
     for i, (kind, pieces) in enumerate(kinds.items()):
         fig.add_trace(go.Bar(
             y=[piece[0] for piece in pieces], x=[piece[2] - piece[1] for piece in pieces],
-            base=[piece[1] for piece in pieces], orientation="h", name=kind, offsetgroup="compute" if i == 0 else "comm",
+            base=[piece[1] for piece in pieces], orientation="h", name=kind,
+            offsetgroup="compute" if i == 0 else "comm",
             marker={"color": GREY if i == 0 else COLORS[i - 1], "line": {"width": 0},
-                    "pattern": {"shape": PATTERNS[1] if i == 2 else "", "fgcolor": "rgba(255,255,255,0.75)", "size": 6}},
+                    "pattern": {"shape": PATTERNS[1] if i == 2 else "", "fgcolor": "rgba(255,255,255,0.75)",
+                                "size": 6}},
             hovertemplate="%{y}: " + kind + " from %{base:.1f} ms for %{x:.2f} ms"))
     fig.update_layout(barmode="group", bargap=0.3)
     fig.update_yaxes(type="category", autorange="reversed")
@@ -93,14 +96,16 @@ def tokens_per_s(rates: Mapping[str, Mapping[str, Any]], *, name: str, quoted_ra
     best = max(cases, key=lambda case: rates[case]["value"])
     num = min(rates[case]["n"] for case in cases)
     title = f"{best} moves most tokens" if num > 2 else "Too few samples to rank the cases"
-    fig = figure(title, x="bucket cap, or accumulation variant", y="tokens/s", caption=caption, log_y=bool(quoted_rates),
+    fig = figure(title, x="bucket cap, or accumulation variant", y="tokens/s", caption=caption,
+                 log_y=bool(quoted_rates),
                  alt=f"Tokens per second by case, with p10 to p90; at least {num} samples a case.")
     column = {key: [rates[case][key] for case in cases] for key in ("value", "p10", "p90", "n")}
     points = measured(cases, column["value"], name=name, low=column["p10"], high=column["p90"], num_samples=column["n"])
     fig.add_trace(points.update(mode="markers"))  # cases are categories: a line between them would say nothing
     if quoted_rates:
         both = [case for case in cases if case in quoted_rates]
-        fig.add_trace(quoted(both, [quoted_rates[case] for case in both], name="8x V100 (quoted)").update(mode="markers"))
+        points = quoted(both, [quoted_rates[case] for case in both], name="8x V100 (quoted)")
+        fig.add_trace(points.update(mode="markers"))
     fig.update_xaxes(type="category")
     if not quoted_rates:
         fig.update_yaxes(rangemode="tozero")
