@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 class UnreadableInput(ValueError):
@@ -45,6 +46,12 @@ def read_text(path: Path) -> str:
     if b"\0" in data:
         raise UnreadableInput(f"{path}: binary data, expected text")
     return data.decode("utf-8-sig", errors="replace")
+
+
+def clean_text(value: Any) -> str:
+    """Text that any encoder takes: bytes that were no UTF-8, and lone surrogates, become replacement characters."""
+    text = value if isinstance(value, str) else str(value)
+    return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
 def _torch_trace(paths: list[Path]) -> dict:

@@ -12,7 +12,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.analyze.kinds import UnreadableInput
+from labkit.analyze.kinds import UnreadableInput, clean_text
 from labkit.analyze.smi import plain_text
 
 _PREFIX = re.compile(r"\[([A-Za-z_][\w-]*?)(\d{1,6})\]:[ ]?")
@@ -115,10 +115,10 @@ def parse_error_file(text: str) -> dict[str, Any]:
     kind = re.match(r"[A-Za-z_][\w.]*(?=:|$)", data)
     trace = extra.get("py_callstack")
     return {
-        "error": data,
+        "error": clean_text(data),
         "error_type": kind[0] if kind else None,
         "timestamp": int(float(stamp)) if re.fullmatch(r"\d{1,15}(?:\.\d{1,9})?", stamp) else None,
-        "traceback": trace if isinstance(trace, str) else None,
+        "traceback": clean_text(trace) if isinstance(trace, str) else None,
         "exitcode": code if isinstance(code, int) else None,
     }
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.analyze.intervals import intersection_ns, spans, total_ns, union
+from labkit.analyze.kinds import clean_text
 from labkit.analyze.trace_columns import NO_DETAIL
 from labkit.analyze.trace_read import Trace, read_trace
 from labkit.analyze.trace_work import CLASSES, COMM, COMPUTE, MEMORY, NO_STEP, Work, device_work
@@ -124,7 +125,7 @@ def identity(trace: Trace, work: Work) -> dict[str, Any]:
         "rank_source": rank_source,
         "world_size": world_size,
         "world_size_source": "distributedInfo" if world_size is not None else None,
-        "backend": info.get("backend") if isinstance(info.get("backend"), str) else None,
+        "backend": clean_text(info["backend"]) if isinstance(info.get("backend"), str) else None,
         "device_kind": "cpu" if work.on_cpu else "gpu" if len(work.start) else None,
         "complete": trace.complete,
         "usable": "all" if trace.complete else "partial",

@@ -299,7 +299,9 @@ def _cpu_meaning(name: Any) -> tuple[str, str] | None:
 
 def _correlations(values: list[Any]) -> Ints:
     try:
-        numbers = np.array(values, dtype=np.int64).reshape(-1)
+        numbers = np.array(values, dtype=np.int64)
+        if numbers.ndim != 1:
+            raise ValueError("every value is a list")
     except (TypeError, ValueError, OverflowError):
         known = [whole_number(value) for value in values]
         small = [_NO_CORRELATION if n is None or not 0 <= n < NS_LIMIT else n for n in known]

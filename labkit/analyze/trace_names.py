@@ -11,6 +11,8 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from labkit.analyze.kinds import clean_text
+
 # A library's name at the start of an identifier of the function's own name (not of its template or call arguments).
 _COMM_LIBRARY = re.compile(
     r"(?:^|[\s:*&])(?:nccl|rccl|hccl|oneccl|msccl|nvshmem|rocshmem|deep_ep::|quickreduce::)", re.IGNORECASE
@@ -120,7 +122,7 @@ def canonical_collective(name: str) -> str:
     >>> canonical_collective("_allgather_base"), canonical_collective("all_to_allv")
     ('all_gather', 'all_to_all')
     """
-    return _CANONICAL.get(re.sub(r"[^a-z]", "", name.lower()), name)
+    return _CANONICAL.get(re.sub(r"[^a-z]", "", name.lower()), clean_text(name))
 
 
 def collective_in_kernel_name(kernel: str) -> str:

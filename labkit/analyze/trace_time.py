@@ -38,6 +38,8 @@ def fast_ns(values: list[Any]) -> NDArray[np.int64]:
         us = np.array(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as err:
         raise NeedsExactText from err
+    if us.ndim != 1:  # every value is a list
+        raise NeedsExactText
     usable = np.isfinite(us)
     us = np.where(usable, us, 0.0)
     if len(us) and np.abs(us).max() >= DOUBLE_LIMIT_US:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.analyze.intervals import spans, subtract, union
+from labkit.analyze.kinds import clean_text
 from labkit.analyze.trace_columns import KERNEL, NO_DETAIL
 from labkit.analyze.trace_detail import CommDetail
 from labkit.analyze.trace_names import collective_in_kernel_name, is_comm_kernel, is_sync_marker
@@ -73,17 +74,11 @@ class Work:
 
 def device_work(trace: Trace) -> Work:
     """The work recorded in a trace: device work if there is any, else CPU operators and CPU collectives."""
-    names = [_clean(name) for name in trace.columns.names]
+    names = [clean_text(name) for name in trace.columns.names]
     places, merged = _labels(trace.columns.places)
     if trace.columns.device.length:
         return _gpu_work(trace, names, places, merged)
     return _cpu_work(trace, names, places, merged)
-
-
-def _clean(name: Any) -> str:
-    """Text that any encoder takes: bytes that were no UTF-8, and lone surrogates, become replacement characters."""
-    text = name if isinstance(name, str) else str(name)
-    return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
 def _labels(codes: dict[Any, int]) -> tuple[list[int | str], Ints]:
@@ -91,7 +86,7 @@ def _labels(codes: dict[Any, int]) -> tuple[list[int | str], Ints]:
     labels: dict[int | str, int] = {}
     merged = np.zeros(max(len(codes), 1), dtype=np.int64)
     for value, code in codes.items():
-        label: int | str = _clean(value)
+        label: int | str = clean_text(value)
         if isinstance(value, (int, float)) and value == value and abs(value) < 2**63:
             label = int(value)
         elif isinstance(value, str) and (match := _NUMBERED.fullmatch(value)):
