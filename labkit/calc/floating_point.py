@@ -101,14 +101,15 @@ def float32_bits(*, value: float) -> str:
 
 
 def subtraction(*, x: float, y: float, dtype: str = "float32") -> dict[str, Any]:
-    """x - y in a format, both operands rounded first.
+    """Difference x - y in a format, both operands rounded first.
 
     Args:
         x: finite.
         y: finite.
         dtype: as `ulp`.
 
-    Returns: {"x", "y": as the format holds them, "result", "moved": whether the result differs from x}.
+    Returns: {"x", "y": as the format holds them, "result", "moved": whether the result differs from x,
+        "bits": of the result, for float32, else None}.
     Raises: ValueError naming the argument, the value got, what was expected.
     Assumes: one rounding of the exact difference. In double it is Python's own subtraction.
     Source: IEEE 754-2019; absorbed if |y| is under half an ulp of x; interview question 17.
@@ -122,11 +123,12 @@ def subtraction(*, x: float, y: float, dtype: str = "float32") -> dict[str, Any]
     # Rounding the double result once more changes nothing: 53 bits are at least 2 p + 2 for all narrower formats
     # (Figueroa, "When is double rounding innocuous?", 1995).
     result = round_to(value=a - b, dtype=dtype)
-    return {"x": a, "y": b, "result": result, "moved": result != a}
+    bits = float32_bits(value=result) if dtype == "float32" else None
+    return {"x": a, "y": b, "result": result, "moved": result != a, "bits": bits}
 
 
 def product(*, x: float, y: float, dtype: str = "float32") -> float:
-    """x y in a format, both operands rounded first.
+    """Product x y in a format, both operands rounded first.
 
     Args:
         x: finite.

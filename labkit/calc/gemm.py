@@ -202,3 +202,27 @@ def tile_quantisation(*, m: int, n: int, tile_m: int, tile_n: int) -> dict[str, 
         require_int(name, value, least=1)
     num_tiles = -(-m // tile_m) * -(-n // tile_n)
     return {"num_tiles": num_tiles, "efficiency": m * n / (num_tiles * tile_m * tile_n)}
+
+
+def tiled_efficiency(*, m: int, n: int, tile_m: int, tile_n: int, num_sms: int, tiles_per_sm: int = 1) -> float:
+    """Useful share of a tiled product: partial tiles and the last wave together.
+
+    Args:
+        m: rows of C, >= 1.
+        n: columns of C, >= 1.
+        tile_m: rows of a tile, >= 1.
+        tile_n: columns of a tile, >= 1.
+        num_sms: streaming multiprocessors, >= 1.
+        tiles_per_sm: blocks resident on one of them at a time, >= 1.
+
+    Returns: a fraction in (0, 1].
+    Raises: ValueError naming the argument, the value got, what was expected.
+    Assumes: as `tile_quantisation` and `wave_efficiency`.
+    Source: their product; extra interview question 34.
+
+    >>> [round(100 * tiled_efficiency(m=4096, n=n, tile_m=128, tile_n=128, num_sms=132), 1) for n in (4224, 4225)]
+    [100.0, 88.9]
+    """
+    found = tile_quantisation(m=m, n=n, tile_m=tile_m, tile_n=tile_n)
+    waves = wave_efficiency(num_tiles=found["num_tiles"], num_sms=num_sms, tiles_per_sm=tiles_per_sm)
+    return found["efficiency"] * waves

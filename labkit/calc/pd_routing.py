@@ -2,8 +2,7 @@
 
 In: cached and missing tokens, KV bytes per token, rates, queues. Out: seconds of each way, the best one.
 
-    python -m labkit calc pd_routing migration num_tokens=100000 kv_bytes_per_token=327680 link_bytes_per_s=5e10 \\
-        step_s=0.03
+    python -m labkit calc pd_routing
 """
 
 from __future__ import annotations

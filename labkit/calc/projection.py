@@ -8,11 +8,12 @@ In: points A, B, C as lists. Out: parameter t, foot point, distance.
 from __future__ import annotations
 
 import math
+import random
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.calc._require import require_numbers
+from labkit.calc._require import require_int, require_number, require_numbers
 
 
 def project_point(
@@ -108,6 +109,34 @@ def fixed_tolerance_rejects(*, length: float, tolerance: float = 1e-12) -> bool:
     """
     size, limit = require_numbers("length and tolerance", [length, tolerance], least=0)
     return size * size < limit
+
+
+def residual_dot(*, num_dims: int, num_trials: int = 20, spread: float = 5.0, seed: int = 0) -> float:
+    """Largest |(C - foot) . (B - A)| over random points: the residual must be orthogonal to the line.
+
+    Args:
+        num_dims: coordinates, 1 to 1000.
+        num_trials: 1 to 10000.
+        spread: standard deviation of the coordinates, > 0.
+        seed: of the random numbers.
+
+    Returns: dot product; rounding only.
+    Raises: ValueError naming the argument, the value got, what was expected.
+    Assumes: double precision.
+    Source: the condition that t is derived from; interview question 28.
+
+    >>> residual_dot(num_dims=7) < 1e-9
+    True
+    """
+    for name, value, most in (("num_dims", num_dims, 1000), ("num_trials", num_trials, 10_000)):
+        if require_int(name, value, least=1) > most:
+            raise ValueError(f"{name}={value!r}: expected at most {most}")
+    scale, draw, worst = require_number("spread", spread, above=0), random.Random(seed), 0.0
+    for _ in range(num_trials):
+        a, b, c = ([draw.gauss(0, scale) for _ in range(num_dims)] for _ in range(3))
+        foot = project_point(a=a, b=b, c=c)["point"]
+        worst = max(worst, abs(math.fsum((z - f) * (y - x) for x, y, z, f in zip(a, b, c, foot))))
+    return worst
 
 
 def _points(*points: Sequence[float]) -> tuple[list[float], ...]:

@@ -143,6 +143,34 @@ def mean_error(method: str, *, num_values: int = 400, num_orders: int = 20, seed
     return math.fsum(abs(total - exact) for total in sums) / num_orders
 
 
+def error_ratio(
+    *, first: str = "kahan", second: str = "serial", num_values: int = 400, num_orders: int = 20, seed: int = 4
+) -> float:
+    """Mean error of one way to sum over that of another, on the same numbers and orders.
+
+    Args:
+        first: as `rounded_sum`.
+        second: as `rounded_sum`.
+        num_values: 1 to 100000.
+        num_orders: shuffles, 1 to 1000.
+        seed: of the random numbers.
+
+    Returns: ratio, below 1 if the first is more accurate.
+    Raises: ValueError naming the argument, the value got, what was expected; also when the second has no error.
+    Assumes: as `mean_error`.
+    Source: `mean_error`; interview question 16.
+
+    >>> error_ratio() < 0.5
+    True
+    """
+    errors = [
+        mean_error(method, num_values=num_values, num_orders=num_orders, seed=seed) for method in (first, second)
+    ]
+    if not errors[1]:
+        raise ValueError(f"num_values={num_values!r}: expected more; {second} makes no error on so few")
+    return errors[0] / errors[1]
+
+
 def error_bound(method: str, *, num_values: int, sum_of_sizes: float = 1.0, dtype: str = "float32") -> float:
     """First-order bound of the error of a sum.
 
