@@ -83,3 +83,34 @@ def test_mstar_sits_where_the_roofs_cross():
         assert rows == pytest.approx(ridge / (1 - ridge * (1 / k + 1 / n)))
     assert not [trace for trace in fig.data if trace.name == "M* of 512 x 512"]
     assert max(named(fig, "512 x 512").y) < 256 * 3.35 < 989.4
+
+
+def words(fig):
+    return [note.text for note in fig.layout.annotations]
+
+
+def test_online_softmax_states_are_the_sums_they_stand_for():
+    texts = words(drawing_function("questions_attention:online_softmax")())
+    scores = [1.0, 3.0, 2.0, 5.0, 0.0, 4.0]
+    total = sum(math.exp(s - 5) for s in scores)
+    assert f"m = 5<br>ℓ = {total:.3f}" in texts and f"one merge<br>m = 5, ℓ = {total:.3f}" in texts
+    assert f"m = 3<br>ℓ = {1 + math.exp(-2):.3f}" in texts
+    assert f"×{math.exp(-2):.2f}" in texts and "×1.00" in texts
+
+
+def test_block_tables_share_equal_keys_only():
+    texts = words(drawing_function("questions_prefix_cache:block_tables")())
+    keys = [text.split("<br>")[1] for text in texts if "…" in text and "no key" not in text]
+    assert keys[:2] == keys[3:5] and keys[2] != keys[5] and len(set(keys)) == 4
+    assert sum("2 users" in text for text in texts) == 2 and sum("no key" in text for text in texts) == 2
+
+
+def test_expansion_falls_with_the_segment():
+    (trace,) = drawing_function("questions_mla:expansion_peak")().data
+    assert list(trace.y) == [1152 * 131072 / 2**30, 10, 8, 2, 1, 0.5]
+
+
+def test_lru_falls_off_a_cliff():
+    fig = drawing_function("questions_eviction:paused_session")()
+    assert set(named(fig, "LRU").y) == {0, 100} and list(named(fig, "LRU").y)[0] == 100
+    assert set(named(fig, "value per byte").y) == {100}

@@ -10,15 +10,15 @@ from labkit.hardware import load_profile
 from labkit.plots.style import COLORS, GREY, ceiling, figure, predicted
 
 SHAPES = {"gate+up, 7168 x 4096": (7168, 4096), "down, 2048 x 7168": (2048, 7168), "512 x 512": (512, 512)}
-ROWS = [2**i for i in range(13)]
+ROWS = sorted({round(2 ** (i / 4)) for i in range(49)})
 
 
 def mstar_curve() -> go.Figure:
     """Attainable BF16 rate over rows M for the expert shapes of DeepSeek-V3 and one that never gets there, H100 SXM."""
-    profile = load_profile("h100_sxm")
+    fields = load_profile("h100_sxm").fields
     roofs = {
-        "peak_flop_per_s": profile.value("peak_bf16_dense_flop_per_s"),
-        "bytes_per_s": profile.value("memory_bandwidth_bytes_per_s"),
+        "peak_flop_per_s": float(fields["peak_bf16_dense_flop_per_s"].value or 0),
+        "bytes_per_s": float(fields["memory_bandwidth_bytes_per_s"].value or 0),
     }
     fig = figure(
         "Rows buy intensity one for one, until activations weigh as much as weights",
@@ -38,5 +38,5 @@ def mstar_curve() -> go.Figure:
                 hovertemplate="M* = %{x:.0f} rows",
             ))  # fmt: skip
     fig.update_yaxes(rangemode="tozero")
-    fig.update_xaxes(tickvals=ROWS[::2], ticktext=[str(m) for m in ROWS[::2]])
+    fig.update_xaxes(tickvals=[4**i for i in range(7)], ticktext=[str(4**i) for i in range(7)])
     return ceiling(fig, roofs["peak_flop_per_s"] / 1e12, label="dense BF16 peak, data sheet")
