@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import plotly.graph_objects as go
 
 from labkit.calc.attention import decode_token, mla_decode_token
@@ -43,7 +45,10 @@ def cache_against_intensity() -> go.Figure:
     chip = load_profile("h100_sxm")
     peak = float(chip.value("peak_bf16_dense_flop_per_s") or 0)
     rate = float(chip.value("memory_bandwidth_bytes_per_s") or 0)
-    ceiling(fig, ridge_flop_per_byte(peak_flop_per_s=peak, bytes_per_s=rate), label="H100 BF16 ridge")
+    ridge = ridge_flop_per_byte(peak_flop_per_s=peak, bytes_per_s=rate)
+    ceiling(fig, ridge, label="H100 BF16 ridge")
     fig.update_xaxes(range=[2.6, 5.1]).update_yaxes(range=[-0.3, 3.0])
-    fig.update_layout(showlegend=False).update_annotations(x=1, xanchor="right")
+    fig.update_layout(showlegend=False)
+    # Plotly places annotations of a logarithmic axis by the exponent.
+    fig.update_annotations(x=1, xanchor="right", y=math.log10(ridge))
     return fig

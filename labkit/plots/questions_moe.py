@@ -24,7 +24,7 @@ def byte_counts() -> go.Figure:
         "local pairs too": 2 * ranks * bytes_per_rank(**SHAPE, remote_only=False),
         "sent plus received": both["sent_and_received"],
     }
-    fig = figure("The same exchange has five sizes", x="dispatch and combine, one layer, group (MiB)", y="counted as",
+    fig = figure("The same exchange has five sizes", x="MiB of the group", y="counted as",
                  height=330)  # fmt: skip
     sizes = [size / MIB for size in counts.values()]
     bar = bars(list(counts), sizes, name="MiB")
@@ -32,4 +32,4 @@ def byte_counts() -> go.Figure:
         x=sizes, y=list(counts), orientation="h", hovertemplate="%{y}: %{x:.1f} MiB",
         text=[f"{size:.1f}" for size in sizes], textposition="outside", cliponaxis=False,
     )
-    return fig.add_trace(bar).update_layout(showlegend=False).update_xaxes(range=[0, 1.15 * max(sizes)])
+    return fig.add_trace(bar).update_layout(showlegend=False).update_xaxes(range=[0, 1.35 * max(sizes)])

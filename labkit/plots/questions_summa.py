@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from labkit.calc.summa import microsteps, panel_width
 from labkit.plots.style import COLORS, GREY, figure
 
-GAP = 1.3
+GAP = 1.15
 GRID = 2
 STEP = 1
 """Which panel is shown, counted from 0; panel 1 of width N/4 belongs to the first column of A and first row of B."""
@@ -17,8 +17,8 @@ def panel_step() -> go.Figure:
     """One microstep of SUMMA: A's panel travels along rows, B's along columns, every block of C is updated."""
     width = panel_width()
     title = f"Panel {STEP + 1} of {microsteps(panel_width=width)}: one strip of A, one of B, all of C"
-    fig = figure(title, x="columns", y="rows", height=300)
-    for index, name in enumerate(("A", "B", "C += A panel x B panel")):
+    fig = figure(title, x="columns", y="rows", height=280)
+    for index, name in enumerate(("A", "B", "C += A B")):
         _matrix(fig, index * GAP, name, filled=index == 2)
     left, top = STEP * width, 1 - (STEP + 1) * width
     _panel(fig, left, 0, left + width, 1, index=0)
@@ -31,7 +31,7 @@ def panel_step() -> go.Figure:
         _arrow(fig, (x, top), (x, 0.1), index=1)
     fig.update_xaxes(visible=False, range=[-0.05, 2 * GAP + 1.05], fixedrange=True)
     fig.update_yaxes(visible=False, range=[-0.05, 1.15], fixedrange=True, scaleanchor="x")
-    return fig.update_layout(margin={"l": 8, "r": 8, "b": 8}, showlegend=False)
+    return fig.update_layout(margin={"l": 4, "r": 4, "t": 24, "b": 4}, showlegend=False)
 
 
 def _matrix(fig: go.Figure, x: float, name: str, *, filled: bool) -> None:
