@@ -166,8 +166,8 @@ def no_vendored_copies(monkeypatch):
 def numbers(html):
     """(value, badge class, badge word, link, title) of every number on a page."""
     pattern = (
-        r'<span class="lk-number"><span class="lk-value">(.*?)</span><a class="lk-badge lk-(\w+) reference internal" '
-        r'href="(.*?)" title="(.*?)"><span>(\w+)</span><span class="lk-sr"> \((.*?)\)</span></a></span>'
+        r'<span class="lk-number(?: lk-short)?"><span class="lk-value">(.*?)</span>'
+        r'<a class="lk-badge lk-(\w+) reference internal" href="(.*?)" title="(.*?)"><span>(\w+)</span><span class="lk-sr"> \((.*?)\)</span></a></span>'
     )
     return [
         (v.replace("\N{NO-BREAK SPACE}", " ").replace("&#160;", " "), c, w, h, t)

@@ -105,3 +105,19 @@ def test_unit_of_name():
         "steps": None,
     }
     assert {name: unit_of_name(name) for name in names} == names
+
+
+def test_printed_figures_keep_every_digit():
+    assert show_value(102.07, exact=True) == "102.07" and show_value(25.0, exact=True) == "25.0"
+    assert show_value(102.07) == "102.1"
+    assert show_value([62.99, 102.07], exact=True) == "62.99, 102.07"
+
+
+def test_a_value_of_any_shape_on_one_line():
+    from labkit.book.ledger_page import short_value
+
+    assert short_value({"a": 102.07, "b": [1, [2, 3.5]]}) == "a: 102.07; b: 1, [2, 3.5]"
+    assert short_value({"a": 2.08}, "x", decimals=3) == "a: 2.080 (x)"
+    assert short_value({"a": 333.12249}, exact=False) == "a: 333.1"
+    assert short_value(None) == "" and short_value({"a": None}) == "a: unknown"
+    assert short_value("word " * 50, limit=20) == "word word word word …"

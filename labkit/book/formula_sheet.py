@@ -84,7 +84,7 @@ def formula_sections() -> list[nodes.section]:
             continue
         section = nodes.section(ids=[f"topic-{topic}".replace("_", "-")], names=[])
         title, colon, intro = _join(inspect.cleandoc(module.__doc__ or "").split("\n\n")[0]).partition(": ")
-        section += nodes.title("", title if colon else topic.replace("_", " "))
+        section += nodes.title("", title if colon else topic.replace("_", " ").capitalize())
         section += with_code(intro[:1].upper() + intro[1:] if colon else title)
         section += [_block(topic, name, function) for name, function in found.items()]
         sections.append(section)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +32,7 @@ def ledger_table() -> nodes.table:
     for claim in sources.claims().values():
         verdict = verdicts.get(claim.id)
         word, look, _ = STATUS[verdict.status if verdict else "not_run"]
-        seen = "" if verdict is None or verdict.seen is None else short_value(verdict.seen)
+        seen = "" if verdict is None or verdict.seen is None else short_value(verdict.seen, exact=False)
         origin = nodes.paragraph("", "", _field("source", sources.source_title(claim)), classes=["lk-small"])
         origin += nodes.Text(f", {_section(claim.section)}")
         status = pill(word, look)
@@ -41,7 +40,7 @@ def ledger_table() -> nodes.table:
         rows.append(Row(
             [
                 [nodes.paragraph("", "", code(claim.id)), with_code(claim.statement), origin],
-                [_field("kind", claim.kind)], short_value(claim.value, claim.unit), seen,
+                [_field("kind", claim.kind)], short_value(claim.value, claim.unit, decimals=claim.decimals), seen,
                 [nodes.paragraph("", "", status), nodes.paragraph("", "", *_reason(verdict), classes=["lk-small"])],
             ],
             anchor=claim_anchor(claim.id),
@@ -126,27 +125,38 @@ def claim_link(claim_id: str) -> nodes.Node:
     return link
 
 
-def short_value(value: Any, unit: str | None = None, *, limit: int = LONGEST_VALUE) -> str:
+def short_value(
+    value: Any, unit: str | None = None, *, limit: int = LONGEST_VALUE, decimals: int | None = None, exact: bool = True
+) -> str:
     """A value of any shape on one line, cut after `limit` characters; None gives "".
+
+    Args:
+        value: number, text, truth value, list or mapping.
+        unit: of all its numbers.
+        limit: characters.
+        decimals: printed decimals, where the numbers do not show them themselves.
+        exact: show every digit that was written down; False for what our check calculated.
 
     >>> short_value({"1 MiB": 50, "4 MiB": [37, 1]}, "buckets")
     '1 MiB: 50; 4 MiB: 37, 1 (buckets)'
     """
     if value is None:
         return ""
-    try:
-        text = show_value(value, unit=unit)
-    except LookupProblem:
-        text = _nested(value) + (f" ({unit})" if unit else "")
+    spec = f".{decimals}f" if decimals is not None and decimals >= 0 else ""
+    if isinstance(value, Mapping | list | tuple):
+        text = _nested(value, spec, exact) + (f" ({unit})" if unit else "")
+    else:
+        text = show_value(value, spec if isinstance(value, float) else "", unit=unit, exact=exact)
     return text if len(text) <= limit else text[:limit].rsplit(" ", 1)[0] + " …"
 
 
-def _nested(value: Any) -> str:
+def _nested(value: Any, spec: str, exact: bool) -> str:
     if isinstance(value, Mapping):
-        return "; ".join(f"{key}: {_nested(item)}" for key, item in value.items())
-    if isinstance(value, list | tuple) and any(isinstance(item, Mapping | list | tuple) for item in value):
-        return json.dumps(value, ensure_ascii=False)
-    return "unknown" if value is None else show_value(value)
+        return "; ".join(f"{key}: {_nested(item, spec, exact)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        parts = [_nested(item, spec, exact) for item in value]
+        return ", ".join(f"[{part}]" if isinstance(item, list | tuple) else part for part, item in zip(parts, value))
+    return "unknown" if value is None else show_value(value, spec if isinstance(value, float) else "", exact=exact)
 
 
 def _section(section: str) -> str:

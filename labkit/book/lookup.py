@@ -47,7 +47,8 @@ def claim_number(text: str) -> Number:
     if not spec and claim.decimals is not None and claim.decimals >= 0 and isinstance(value, float):
         spec = f".{claim.decimals}f"
     kind, detail = _claim_evidence(claim)
-    return Number(show_value(value, spec, unit=claim.unit), kind, detail, LEDGER_PAGE, claim_anchor(claim_id))
+    shown = show_value(value, spec, unit=claim.unit, exact=True)
+    return Number(shown, kind, detail, LEDGER_PAGE, claim_anchor(claim_id))
 
 
 def _claim_evidence(claim: Any) -> tuple[Evidence, str]:

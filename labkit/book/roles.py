@@ -18,6 +18,10 @@ SCHEME = "labkit:"
 """Marks a link whose target page is known only when the page is written."""
 
 
+LONGEST_UNBROKEN = 24
+"""A number up to this many characters stays on one line with its badge."""
+
+
 class NumberRole(SphinxRole):
     """A role that looks its text up; a problem is a warning that names the role's text."""
 
@@ -39,7 +43,7 @@ class NumberRole(SphinxRole):
 def number_node(number: Number) -> nodes.inline:
     """The text, then a badge that is a link; a screen reader hears the meaning, a mouse sees the detail."""
     kind = number.evidence
-    box = nodes.inline(classes=["lk-number"])
+    box = nodes.inline(classes=["lk-number", *["lk-short"] * (len(number.text) <= LONGEST_UNBROKEN)])
     box += nodes.inline(number.text, number.text, classes=["lk-value"])
     link = nodes.reference(
         "", "", internal=True, refuri=f"{SCHEME}{number.page}#{number.anchor}",

@@ -49,7 +49,7 @@ def is_quantity(value: Any) -> bool:
     return isinstance(value, Mapping) and "value" in value and "unit" in value
 
 
-def show_value(value: Any, spec: str = "", *, unit: str | None = None) -> str:
+def show_value(value: Any, spec: str = "", *, unit: str | None = None, exact: bool = False) -> str:
     r"""Text of a value.
 
     Args:
@@ -57,6 +57,7 @@ def show_value(value: Any, spec: str = "", *, unit: str | None = None) -> str:
         spec: Python's format mini-language or one of bytes, decimal-bytes, seconds, percent, bare (no unit); a unit may
             follow after a space, and the value is converted to it.
         unit: the value's own unit; None or "" shows none.
+        exact: show every digit that was written down (a printed figure), not four significant ones.
 
     Raises: LookupProblem when the value is unknown (null), a mapping, or does not fit the format.
 
@@ -73,9 +74,9 @@ def show_value(value: Any, spec: str = "", *, unit: str | None = None) -> str:
     if isinstance(value, list | tuple):
         if any(isinstance(item, Mapping | list | tuple) for item in value):
             raise LookupProblem("the value is a nested list; name one entry")
-        text = ", ".join(_scalar(convert(item, unit, wanted), spec) for item in value)
+        text = ", ".join(_scalar(convert(item, unit, wanted), spec, exact) for item in value)
     else:
-        text = _scalar(convert(value, unit, wanted), spec)
+        text = _scalar(convert(value, unit, wanted), spec, exact)
     if spec in NAMED_FORMATS:
         return text
     suffix = wanted or unit or ""
@@ -112,7 +113,7 @@ def unit_of_name(name: str) -> str | None:
     return next((unit for suffix, unit in _SUFFIXES if name.endswith(suffix)), None)
 
 
-def _scalar(value: Any, spec: str) -> str:
+def _scalar(value: Any, spec: str, exact: bool) -> str:
     spec = "" if spec == "bare" else spec
     if spec in NAMED_FORMATS and isinstance(value, int | float) and not isinstance(value, bool):
         if spec == "percent":
@@ -129,8 +130,10 @@ def _scalar(value: Any, spec: str) -> str:
     if isinstance(value, int):
         return f"{value:,}" if abs(value) >= 10_000 else str(value)
     if isinstance(value, float):
+        if exact and abs(value) < 1e6:
+            return repr(value)
         if value.is_integer() and abs(value) < 1e15:
-            return _scalar(int(value), "")
+            return _scalar(int(value), "", exact)
         return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}".replace("e+", "e")
     return str(value)
 
