@@ -31,7 +31,7 @@ from typing import Any
 
 from labkit.ledger.checks import Outcome, run_arithmetic
 from labkit.ledger.load import load_ledger
-from labkit.ledger.schema import Check, Claim, Erratum, Ledger, LedgerError
+from labkit.ledger.schema import CannotRun, Check, Claim, Erratum, Ledger, LedgerError
 from labkit.ledger.shelf import Shelf, Standing
 from labkit.paths import CLAIMS
 from labkit.presets import unknown_name
@@ -133,13 +133,14 @@ def verify(
 
 
 def summary(rows: Iterable[Row]) -> dict[str, Any]:
-    """Counts of rows: {"claims", "by_status": {status: n}, "by_kind": {kind: {status: n}}}."""
+    """Counts of rows: {"claims", "by_status": {status: n}, "by_kind": {kind: {status: n}}, "by_role": likewise}."""
     rows = list(rows)
-    kinds = sorted({row.kind for row in rows})
+    kinds, roles = (sorted({getattr(row, name) for row in rows}) for name in ("kind", "role"))
     return {
         "claims": len(rows),
         "by_status": {status: sum(row.status == status for row in rows) for status in STATUSES},
         "by_kind": {kind: dict(Counter(row.status for row in rows if row.kind == kind)) for kind in kinds},
+        "by_role": {role: dict(Counter(row.status for row in rows if row.role == role)) for role in roles},
     }
 
 
@@ -155,7 +156,10 @@ def _row(claim: Claim, ledger: Ledger, shelf: Shelf) -> Row:
         return _make(claim, "not_run", reason=check.reason)
     if check.by == "record":
         return _from_record(claim, check, shelf.find(claim, check))
-    outcome = run_arithmetic(claim, check, ledger)
+    try:
+        outcome = run_arithmetic(claim, check, ledger)
+    except CannotRun as missing:
+        return _make(claim, "not_run", reason=f"{check.needs or check.program}: {missing}")
     row = _from_arithmetic(claim, check, outcome, ledger)
     if claim.measure is None:
         return row
@@ -173,8 +177,11 @@ def _make(claim: Claim, status: str, *, reason: str, outcome: Outcome | None = N
 def _from_arithmetic(claim: Claim, check: Check, outcome: Outcome, ledger: Ledger) -> Row:
     if not outcome.holds:
         return _make(claim, "differs", outcome=outcome, reason=_difference(claim, check, outcome, ledger))
-    if check.by == "calc":
-        reason = f"calculated by {check.call}"
+    if check.by == "program":
+        reason = f"computed by {check.program}" if not check.needs else f"{check.needs}: comes out as stated"
+    elif check.by == "calc":
+        calls = dict.fromkeys(item.call for item in check.items if item.call) if check.items else [check.call]
+        reason = f"calculated by {', '.join(calls)}"
         reason += " from the source's own figures" if claim.kind == "timing" else ""
     elif claim.kind == "structural" and claim.measure is not None:
         reason = "predicted from the settings"

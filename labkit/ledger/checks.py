@@ -20,7 +20,7 @@ from labkit.ledger.compare import (
     printed_decimals,
 )
 from labkit.ledger.expression import ExpressionError
-from labkit.ledger.schema import Check, Claim, Ledger, LedgerError
+from labkit.ledger.schema import CannotRun, Check, Claim, Ledger, LedgerError
 from labkit.ledger.scope import Scope, as_seen, evaluate_check, inputs_at, is_per_key, per_key, plain, record_entry
 from labkit.records import RunRecord
 
@@ -45,14 +45,18 @@ class Outcome:
 
 
 def run_arithmetic(claim: Claim, check: Check, ledger: Ledger) -> Outcome:
-    """Run a `formula` or `calc` check.
+    """Run a `formula`, `calc` or `program` check.
 
-    Raises: LedgerError when it cannot be evaluated: a mistake in the ledger, not a claim that differs.
+    Raises: LedgerError when it cannot be evaluated: a mistake in the ledger, not a claim that differs. CannotRun when
+        a program needs something that this machine lacks.
     """
     scope = Scope(ledger, needs_range=_needs_range(check))
     expected = expected_of(claim, check)
     try:
-        seen = evaluate_check(check, expected, scope) if check.by == "formula" else _call(check, expected, scope)
+        if check.items:
+            seen: Any = [_one(item, None, scope) for item in check.items]
+        else:
+            seen = _one(check, expected, scope)
     except ExpressionError as error:
         raise LedgerError(f"{claim.ledger}.yaml: {claim.id}: {error}") from None
     return judge(claim, check, expected, seen)
@@ -75,8 +79,29 @@ def run_on_record(claim: Claim, check: Check, ledger: Ledger, record: RunRecord)
     return judge(claim, check, expected, found)
 
 
+def _one(check: Check, expected: Any, scope: Scope) -> Any:
+    if check.by == "formula":
+        return evaluate_check(check, expected, scope)
+    return _program(check) if check.by == "program" else _call(check, expected, scope)
+
+
+def _program(check: Check) -> Any:
+    """What a function of labkit.ledger.question_checks returns."""
+    programs = importlib.import_module("labkit.ledger.question_checks")
+    function = getattr(programs, check.program, None)
+    # Imported names are not programs: only what the module itself defines.
+    if not callable(function) or getattr(function, "__module__", "") != programs.__name__:
+        raise ExpressionError(f"program={check.program!r}: not a function of {programs.__name__}")
+    try:
+        return as_seen(function(**check.args))
+    except CannotRun:
+        raise
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ExpressionError(f"{check.program}: {error}") from None
+
+
 def _needs_range(check: Check) -> bool:
-    return parse_rule(check.compare).mode in MODES_WITH_RANGE
+    return not isinstance(check.compare, list) and parse_rule(check.compare).mode in MODES_WITH_RANGE
 
 
 def expected_of(claim: Claim, check: Check) -> Any:
@@ -96,8 +121,10 @@ def _cut(value: Any, shape: Any) -> Any:
 
 def judge(claim: Claim, check: Check, expected: Any, seen: Any) -> Outcome:
     """Compare a tree of Seen with the expected value by the check's rule."""
-    rule = parse_rule(check.compare)
     decimals = decimals_of(claim)
+    if isinstance(check.compare, list):
+        return _judge_list(check, expected, seen, decimals)
+    rule = parse_rule(check.compare)
     wrong = disagreements(expected, seen, rule, decimals)
     corrected = False
     if check.corrected is not None and wrong:
@@ -110,6 +137,19 @@ def judge(claim: Claim, check: Check, expected: Any, seen: Any) -> Outcome:
         wrong=tuple(".".join(map(str, path)) for path in wrong), corrected_holds=corrected,
         detail=_directions(expected, seen, rule) if rule.mode == "direction" else "",
     )
+
+
+def _judge_list(check: Check, expected: list[Any], seen: Any, decimals: int) -> Outcome:
+    """Compare entry by entry, each by its own rule."""
+    if not isinstance(seen, list) or len(seen) != len(expected):
+        wrong = [str(i) for i in range(len(expected))]
+    else:
+        wrong = [
+            ".".join(map(str, (i, *path)))
+            for i, (text, want, found) in enumerate(zip(check.compare, expected, seen))
+            for path in disagreements(want, found, parse_rule(text), decimals)
+        ]
+    return Outcome(holds=not wrong, expected=expected, seen=plain(seen), tolerance=None, wrong=tuple(wrong))
 
 
 def _like(expected: Any, seen: Any) -> Any:
@@ -168,10 +208,13 @@ def _call(check: Check, expected: Any, scope: Scope) -> Any:
 
 
 def _part(out: Any, check: Check) -> Any:
-    if not isinstance(out, Mapping) or check.part not in out:
-        known = ", ".join(map(str, out)) if isinstance(out, Mapping) else f"a {type(out).__name__}"
-        raise ExpressionError(f"{check.call}: its answer has no {check.part!r} (there is: {known})")
-    return out[check.part]
+    for key in check.part if isinstance(check.part, list) else [check.part]:
+        in_list = isinstance(out, list | tuple) and isinstance(key, int) and 0 <= key < len(out)
+        if not in_list and not (isinstance(out, Mapping) and key in out):
+            known = ", ".join(map(str, out)) if isinstance(out, Mapping) else f"a {type(out).__name__}"
+            raise ExpressionError(f"{check.call}: its answer has no {key!r} (there is: {known})")
+        out = out[key]
+    return out
 
 
 def resolve_call(text: str) -> Any:

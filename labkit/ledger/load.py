@@ -17,6 +17,7 @@ from labkit.ledger.expression import LOOKUPS, ExpressionError, lookups_in, names
 from labkit.ledger.schema import (
     EVIDENCE,
     FIELDS_OF_CHECK,
+    FIELDS_OF_ITEM,
     KINDS,
     ROLES,
     Check,
@@ -119,7 +120,7 @@ def _claim(name: str, raw: Any) -> Claim:
     for field in ("id", "section", "statement"):
         if not isinstance(raw[field], str) or not raw[field]:
             raise LedgerError(f"{name}: {where}: {field}={raw[field]!r}, expected text")
-    lists = {field: tuple(raw.get(field, ())) for field in ("errata", "also_in")}
+    lists = {field: tuple(raw.get(field, ())) for field in ("errata", "also_in", "entries")}
     checks = {field: _check(name, where, raw[field]) for field in ("check", "measure") if field in raw}
     claim = Claim(**{**raw, **lists, **checks, "ledger": Path(name).stem})
     problem = _problem(claim)
@@ -133,7 +134,13 @@ def _check(name: str, where: str, raw: Any) -> Check:
     if by not in FIELDS_OF_CHECK:
         raise LedgerError(f"{name}: {where}: check by {by!r}, expected one of {', '.join(FIELDS_OF_CHECK)}")
     _only(raw, FIELDS_OF_CHECK[by], name, f"{where}: check by {by}")
-    return Check(**raw)
+    items = []
+    for item in raw.get("items", ()):
+        if not isinstance(item, dict):
+            raise LedgerError(f"{name}: {where}: items: expected mappings, got {item!r}")
+        _only(item, FIELDS_OF_ITEM, name, f"{where}: items")
+        items.append(Check(by="calc" if "call" in item else "formula", **item))
+    return Check(**{**raw, "items": tuple(items)})
 
 
 def _problem(claim: Claim) -> str | None:
@@ -154,6 +161,10 @@ def _problem(claim: Claim) -> str | None:
         problem = _check_problem(claim, check) if check is not None else None
         if problem:
             return problem
+    for field, found in (("unit", claim.unit), ("entries", claim.entries)):
+        if isinstance(found, list | tuple) and found:
+            if not isinstance(claim.value, list) or len(claim.value) != len(found):
+                return f"{field} has {len(found)} entries, value={claim.value!r} does not"
     return None
 
 
@@ -162,17 +173,25 @@ def _check_problem(claim: Claim, check: Check) -> str | None:
         return None if check.reason else "read without a reason"
     if check.by == "formula" and check.expr is None:
         return "formula without expr"
-    if check.by == "calc" and not (check.call.startswith(CALLABLE_PACKAGES) and ":" in check.call):
+    if check.by == "program" and not (check.program.isidentifier() and not check.program.startswith("_")):
+        return f"program={check.program!r}, expected a function of labkit.ledger.question_checks"
+    if check.items:
+        problem = _items_problem(check)
+        if problem:
+            return problem
+    elif check.by == "calc" and not _is_call(check.call):
         return f"call={check.call!r}, expected labkit.calc.<topic>:<function>"
     if check.by == "record" and not (check.experiment and (check.result or check.expr is not None)):
         return "record without experiment, or without result and expr"
     if check.hardware not in ("any", "gpu"):
         return f"hardware={check.hardware!r}, expected any or gpu"
+    expected = expected_of(claim, check)
+    if isinstance(check.compare, list):
+        return _list_problem(check.compare, expected)
     try:
         rule = parse_rule(check.compare)
     except ValueError as error:
         return str(error)
-    expected = expected_of(claim, check)
     if rule.mode == "beside":
         return None if check.by == "record" else "compare=beside is for records"
     judged = [leaf for _, leaf in leaves(expected) if leaf is not None]
@@ -183,6 +202,32 @@ def _check_problem(claim: Claim, check: Check) -> str | None:
     if any(isinstance(leaf, float) and not math.isfinite(leaf) for leaf in judged):
         return "a value that is not finite"
     return None
+
+
+def _is_call(text: str) -> bool:
+    return text.startswith(CALLABLE_PACKAGES) and ":" in text
+
+
+def _items_problem(check: Check) -> str | None:
+    if check.call or check.part or check.expr is not None or check.args or check.inputs:
+        return "items stand alone: call, part, args, expr and inputs belong into them"
+    for item in check.items:
+        if item.by == "calc" and not _is_call(item.call):
+            return f"call={item.call!r}, expected labkit.calc.<topic>:<function>"
+        if item.by == "formula" and not isinstance(item.expr, str):
+            return "an item without call and expr"
+    return None
+
+
+def _list_problem(rules: list[Any], expected: Any) -> str | None:
+    """What is wrong with a rule for each entry of a list."""
+    if not isinstance(expected, list) or len(expected) != len(rules):
+        return f"compare has {len(rules)} rules, expected one for each entry of a list"
+    try:
+        wrong = [text for text in rules if parse_rule(text).mode not in ("exact", "dp", "sig", "rel")]
+    except ValueError as error:
+        return str(error)
+    return f"compare={wrong[0]!r} cannot stand in a list" if wrong else None
 
 
 def _check_references(ledger: Ledger) -> None:
@@ -207,6 +252,8 @@ def _check_references(ledger: Ledger) -> None:
 
 
 def _check_expressions(ledger: Ledger, check: Check, where: str) -> None:
+    for item in check.items:
+        _check_expressions(ledger, item, where)
     allowed = {"key", "out", *check.inputs} if check.by == "calc" else {"key", *check.inputs}
     lookups = set(LOOKUPS) if check.by == "record" else {"ref", "refs", "setting"}
     try:
