@@ -22,7 +22,7 @@ def test_printed_work():
 
 
 def test_printed_out_of_core():
-    """Interview question 12: tiles of 0.204 and 0.158 N; N/8 uses 5/64; 64, 16, 8 tiles; 4 N^2 loaded, 8 times (E13)."""
+    """Interview question 12: tiles of 0.204 and 0.158 N; N/8 uses 5/64; 64, 16, 8 tiles; 4 N^2 loaded, 8x (E13)."""
     assert [summa.tile_side(num_tiles=k) for k in (3, 5)] == pytest.approx([0.204, 0.158], abs=5e-4)
     found = summa.tiled_schedule()
     assert (found["used_elements"], found["fits"]) == (5 / 64, True)

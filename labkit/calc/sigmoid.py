@@ -50,7 +50,7 @@ def sigmoid_derivative(*, x: float) -> float:
     (0.25, True)
     """
     small = math.exp(-abs(require_number("x", x)))
-    return small / (1 + small) ** 2
+    return min(0.25, small / (1 + small) ** 2)  # near 0 rounding would go one ulp over the maximum
 
 
 def derivative_error(*, points: Sequence[float], step: float = 1e-5) -> float:
