@@ -1,4 +1,4 @@
-"""The claim ledger: every figure of the sources, with the check that proves it, and where each one stands today.
+"""The claim ledger: every figure of the two sources, with the check that proves it, and where each one stands today.
 
     python -m labkit claims verify --lab ddp_buckets
 
@@ -17,6 +17,8 @@ Rules that keep it honest:
   other. A record that lacks what a check needs, or ran with other settings, is passed over for an older one.
 - A printed figure that does not follow from the source's own inputs stays as printed and its row `differs`; `reason`
   names the erratum and `seen` is the recomputed value. Such a claim is never marked must-hold.
+- A claim of the interview text says by its role where it comes from: `printed` there, `rederived` (its formula was
+  lost and is rebuilt), or `added` by us. A C++ program or child process that this machine cannot run is `not_run`.
 - A timing claim is never must-hold. Arithmetic on its printed inputs may be verified; on other hardware only its
   direction is judged, never its size.
 """
@@ -31,14 +33,14 @@ from typing import Any
 
 from labkit.ledger.checks import Outcome, run_arithmetic
 from labkit.ledger.load import load_ledger
-from labkit.ledger.schema import CannotRun, Check, Claim, Erratum, Ledger, LedgerError
+from labkit.ledger.schema import ORIGINS, CannotRun, Check, Claim, Erratum, Ledger, LedgerError
 from labkit.ledger.shelf import Shelf, Standing
 from labkit.paths import CLAIMS
 from labkit.presets import unknown_name
 
 __all__ = [
-    "Claim", "Erratum", "LedgerError", "Row", "claim_value", "failed", "get_claim", "load_claims", "load_errata",
-    "summary", "verify",
+    "ORIGINS", "Claim", "Erratum", "LedgerError", "Row", "claim_value", "failed", "get_claim", "load_claims",
+    "load_errata", "summary", "verify",
 ]
 
 STATUSES = ("verified", "reproduced_elsewhere", "differs", "not_run")

@@ -26,6 +26,9 @@ class Claim:
     section: str = "3.4"
     statement: str = "Counts with `code`."
     decimals: int | None = None
+    role: str = "result"
+    entries: tuple = ()
+    area: str | None = None
 
 
 @dataclass
@@ -35,6 +38,7 @@ class Row:
     record: str | None = None
     reason: str = "because"
     seen: object = None
+    expected: object = None
 
 
 @dataclass
@@ -65,11 +69,11 @@ CLAIMS = {
 VERDICTS = {
     row.id: row
     for row in (
-        Row("counts", "verified", record="r-local"),
-        Row("formula", "verified"),
+        Row("counts", "verified", record="r-local", expected={"1 MiB": 50, "25 MiB": 13}),
+        Row("formula", "verified", expected=333),
         Row("printed-zero", "verified", record="r-local"),
         Row("wrong", "differs", record="r-local", seen=4),
-        Row("far", "reproduced_elsewhere", record="r-far"),
+        Row("far", "reproduced_elsewhere", record="r-far", expected=7),
     )
 }
 
@@ -167,7 +171,8 @@ def numbers(html):
     """(value, badge class, badge word, link, title) of every number on a page."""
     pattern = (
         r'<span class="lk-number(?: lk-short)?"><span class="lk-value">(.*?)</span>'
-        r'<a class="lk-badge lk-(\w+) reference internal" href="(.*?)" title="(.*?)"><span>(\w+)</span><span class="lk-sr"> \((.*?)\)</span></a></span>'
+        r'<a class="lk-badge lk-(\w+) reference internal" href="(.*?)" title="(.*?)">'
+        r'<span>(\w+)</span><span class="lk-sr"> \((.*?)\)</span></a></span>'
     )
     return [
         (v.replace("\N{NO-BREAK SPACE}", " ").replace("&#160;", " "), c, w, h, t)

@@ -14,7 +14,7 @@ from labkit.book.lookup import LEDGER_PAGE, RUNS_PAGE, claim_anchor, run_anchor
 from labkit.book.roles import SCHEME
 from labkit.book.tables import Row, code, make_table, pill
 from labkit.book.values import LookupProblem, show_value
-from labkit.claims import Erratum
+from labkit.claims import ORIGINS, Erratum
 
 STATUS = {
     "verified": ("verified", "good", "reproduced on this machine, or by formula"),
@@ -34,13 +34,15 @@ def ledger_table() -> nodes.table:
         word, look, _ = STATUS[verdict.status if verdict else "not_run"]
         seen = "" if verdict is None or verdict.seen is None else short_value(verdict.seen, exact=False)
         origin = nodes.paragraph("", "", _field("source", sources.source_title(claim)), classes=["lk-small"])
-        origin += nodes.Text(f", {_section(claim.section)}")
+        origin += nodes.Text(f", {_section(claim.section, claim.ledger)}")
+        if claim.role in ORIGINS:
+            origin += nodes.Text(f", {claim.area}: {claim.role}")
         status = pill(word, look)
         status["classes"].append("lk-f-status")
         rows.append(Row(
             [
                 [nodes.paragraph("", "", code(claim.id)), with_code(claim.statement), origin],
-                [_field("kind", claim.kind)], short_value(claim.value, claim.unit, decimals=claim.decimals), seen,
+                [_field("kind", claim.kind)], printed_value(claim), seen,
                 [nodes.paragraph("", "", status), nodes.paragraph("", "", *_reason(verdict), classes=["lk-small"])],
             ],
             anchor=claim_anchor(claim.id),
@@ -98,7 +100,7 @@ def _erratum_block(erratum: Erratum) -> nodes.container:
     anchor = f"erratum-{erratum.seed}-{erratum.id}".lower().replace("_", "-")
     block = nodes.container(classes=["lk-entry"], ids=[anchor])
     head = nodes.paragraph(classes=["lk-entry-name"])
-    head += [code(erratum.id), nodes.Text(f" {_section(erratum.section)}: {erratum.cls}")]
+    head += [code(erratum.id), nodes.Text(f" {_section(erratum.section, erratum.seed)}: {erratum.cls}")]
     block += head
     fields = nodes.field_list(classes=["lk-fields"])
     for label, value in (("Printed", erratum.printed), ("Instead", erratum.corrected), ("Why", erratum.comment)):
@@ -123,6 +125,17 @@ def claim_link(claim_id: str) -> nodes.Node:
     link = nodes.reference("", "", internal=True, refuri=f"{SCHEME}{LEDGER_PAGE}#{claim_anchor(claim_id)}")
     link += code(claim_id)
     return link
+
+
+def printed_value(claim: Any) -> str:
+    """A claim's value on one line: each entry of a list by its name and with its own unit, where it has them."""
+    units = claim.unit if isinstance(claim.unit, list) else []
+    if not isinstance(claim.value, list) or not (units or claim.entries):
+        return short_value(claim.value, claim.unit, decimals=claim.decimals)
+    units = units or [claim.unit] * len(claim.value)
+    names = [f"{name}: " for name in claim.entries] or [""] * len(claim.value)
+    parts = (short_value(item, unit, decimals=claim.decimals) for item, unit in zip(claim.value, units))
+    return "; ".join(name + part for name, part in zip(names, parts))
 
 
 def short_value(
@@ -159,5 +172,6 @@ def _nested(value: Any, spec: str, exact: bool) -> str:
     return "unknown" if value is None else show_value(value, spec if isinstance(value, float) else "", exact=exact)
 
 
-def _section(section: str) -> str:
-    return f"section {section}" if section and section[0].isdigit() else section
+def _section(section: str, source: str) -> str:
+    word = {"questions": "question"}.get(source, "section") + ("s" if source == "questions" and "," in section else "")
+    return f"{word} {section}" if section and section[0].isdigit() else section

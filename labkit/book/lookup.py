@@ -11,9 +11,12 @@ from labkit.book import evidence, sources
 from labkit.book.calc_call import evaluate
 from labkit.book.evidence import Evidence
 from labkit.book.values import LookupProblem, is_quantity, show_value, split_format, unit_of_name, walk
+from labkit.claims import ORIGINS
 
 LEDGER_PAGE = "book/claim-ledger"
 RUNS_PAGE = "book/runs"
+EXACT_KINDS = ("structural", "analytic", "numeric")
+"""Kinds whose figures a check decides; of the interview text also what a calculation decides, see `_is_exact`."""
 FORMULAS_PAGE = "book/formulas"
 HARDWARE_PAGE = "book/hardware"
 
@@ -33,8 +36,8 @@ class Number:
 def claim_number(text: str) -> Number:
     """`claim-id`, `claim-id:key` or either with ` | format`: the value that the ledger holds.
 
-    The value is ours (here, elsewhere, derived) only where the ledger's check reproduced it exactly; otherwise it is
-    quoted from the source.
+    The value is ours (here, elsewhere, derived) only where the ledger's check gave this very figure; a claim that is
+    proved through another one (a model by its parameter count) is quoted from the source.
 
     Raises: LookupProblem, one line.
     """
@@ -46,17 +49,26 @@ def claim_number(text: str) -> Number:
     value = walk(claim.value, key)
     if not spec and claim.decimals is not None and claim.decimals >= 0 and isinstance(value, float):
         spec = f".{claim.decimals}f"
-    kind, detail = _claim_evidence(claim)
-    shown = show_value(value, spec, unit=claim.unit, exact=True)
+    kind, detail = _claim_evidence(claim, key)
+    if isinstance(claim.unit, list) and not key:
+        shown = ", ".join(show_value(item, spec, unit=unit, exact=True) for item, unit in zip(value, claim.unit))
+    else:
+        shown = show_value(value, spec, unit=_unit_at(claim, key), exact=True)
     return Number(shown, kind, detail, LEDGER_PAGE, claim_anchor(claim_id))
 
 
-def _claim_evidence(claim: Any) -> tuple[Evidence, str]:
+def _unit_at(claim: Any, key: str) -> str | None:
+    return claim.unit[int(key.split(".")[0])] if isinstance(claim.unit, list) else claim.unit
+
+
+def _claim_evidence(claim: Any, key: str) -> tuple[Evidence, str]:
     row = sources.verdicts().get(claim.id)
     status = row.status if row else "not_run"
-    quoted = f"as printed in {sources.source_title(claim)}"
-    if claim.kind not in ("structural", "analytic"):
-        return evidence.QUOTED, f"{quoted}; depends on hardware, see the ledger for our runs"
+    quoted = _origin(claim)
+    if not _is_exact(claim):
+        return evidence.QUOTED, f"{quoted}; depends on hardware or version, see the ledger"
+    if status in ("verified", "reproduced_elsewhere") and not _is_judged(row, claim, key):
+        return evidence.QUOTED, f"{quoted}; our check is about another figure, see the ledger"
     if status == "verified":
         if row and row.record:
             return evidence.HERE, f"{quoted}; the same in run {row.record} on this machine"
@@ -66,6 +78,26 @@ def _claim_evidence(claim: Any) -> tuple[Evidence, str]:
     if status == "differs":
         return evidence.QUOTED, f"{quoted}; our check gives another value, see the ledger"
     return evidence.QUOTED, f"{quoted}; not run here"
+
+
+def _is_exact(claim: Any) -> bool:
+    """Whether a check decides the figures: no timing, and in the interview text no statement bound to a version."""
+    return claim.kind in EXACT_KINDS or (claim.role in ORIGINS and claim.kind in ("mechanism", "boundary"))
+
+
+def _is_judged(row: Any, claim: Any, key: str) -> bool:
+    """Whether what the check had to give holds the figure that is shown."""
+    try:
+        judged, shown = walk(row.expected, key), walk(claim.value, key)
+    except LookupProblem:
+        return False
+    return type(judged) is type(shown) and judged == shown
+
+
+def _origin(claim: Any) -> str:
+    title = sources.source_title(claim)
+    words = {"rederived": f"rebuilt, {title} lost the formula", "added": f"our own check, not in {title}"}
+    return words.get(claim.role, f"as printed in {title}")
 
 
 _RUN = re.compile(r"(?P<slug>[a-z]\w*)@(?P<where>[A-Za-z0-9][\w.-]*):(?P<path>.+)")

@@ -162,9 +162,9 @@ def _problem(claim: Claim) -> str | None:
         if problem:
             return problem
     for field, found in (("unit", claim.unit), ("entries", claim.entries)):
-        if isinstance(found, list | tuple) and found:
-            if not isinstance(claim.value, list) or len(claim.value) != len(found):
-                return f"{field} has {len(found)} entries, value={claim.value!r} does not"
+        fits = isinstance(claim.value, list) and isinstance(found, list | tuple) and len(claim.value) == len(found)
+        if isinstance(found, list | tuple) and found and not fits:
+            return f"{field} has {len(found)} entries, value={claim.value!r} does not"
     return None
 
 
