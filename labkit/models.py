@@ -50,20 +50,41 @@ class ModelSpec:
     """Width of one routed expert."""
     num_positions: int | None = None
     """Rows of a learned position table."""
+    sliding_window: int | None = None
+    """Last tokens that a windowed layer sees, and so all that it has to cache."""
+    layer_pattern: str | None = None
+    """Kinds of the layers, repeated from the first: f full attention, s sliding window, l linear attention or state
+    space (no cache that grows). None: all full."""
 
     @property
     def is_mla(self) -> bool:
         """Whether the cache holds a latent and a rotary key instead of keys and values."""
         return self.kv_lora_rank is not None
 
+    def layer_kinds(self) -> str:
+        """One letter for each layer, as in `layer_pattern`."""
+        pattern = self.layer_pattern or "f"
+        return (pattern * self.num_layers)[: self.num_layers]
+
     def kv_cache_shape(self) -> dict[str, Any]:
-        """Keyword arguments for `labkit.calc.kv_cache.kv_bytes_per_token`, without the element size."""
+        """Keyword arguments for `labkit.calc.kv_cache.kv_bytes_per_token`, without the element size.
+
+        Layers are those with attention: what a token takes while it is inside every window.
+        """
+        return {"num_layers": self.num_layers - self.layer_kinds().count("l"), **self._cached_widths()}
+
+    def kv_layers_shape(self) -> dict[str, Any]:
+        """Keyword arguments for `labkit.calc.kv_cache.sequence_bytes`, without length and element size."""
+        kinds = self.layer_kinds()
+        return {
+            "full_layers": kinds.count("f"), "window_layers": kinds.count("s"), "window_tokens": self.sliding_window,
+            **self._cached_widths(),
+        }
+
+    def _cached_widths(self) -> dict[str, Any]:
         if self.is_mla:
-            return {
-                "num_layers": self.num_layers, "kv_lora_rank": self.kv_lora_rank,
-                "qk_rope_head_dim": self.qk_rope_head_dim,
-            }
-        return {"num_layers": self.num_layers, "num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim}
+            return {"kv_lora_rank": self.kv_lora_rank, "qk_rope_head_dim": self.qk_rope_head_dim}
+        return {"num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim}
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value of every field."""
@@ -101,4 +122,8 @@ def load_model(name: str) -> ModelSpec:
         raise ValueError(f"{name}.yaml: num_heads={spec.num_heads}: not a multiple of num_kv_heads={spec.num_kv_heads}")
     if (spec.kv_lora_rank is None) != (spec.qk_rope_head_dim is None):
         raise ValueError(f"{name}.yaml: kv_lora_rank and qk_rope_head_dim: expected both or neither")
+    if spec.layer_pattern is not None and (not spec.layer_pattern or set(spec.layer_pattern) - set("fsl")):
+        raise ValueError(f"{name}.yaml: layer_pattern={spec.layer_pattern!r}: expected letters f, s and l")
+    if (spec.sliding_window is not None) != ("s" in spec.layer_kinds()):
+        raise ValueError(f"{name}.yaml: sliding_window={spec.sliding_window!r}: expected one where layers slide")
     return spec

@@ -168,3 +168,88 @@ def max_concurrency(*, num_blocks: int, max_tokens: int, block_tokens: int = 16)
     require_int("max_tokens", max_tokens, least=1)
     needed = blocks_for(num_tokens=max_tokens, block_tokens=block_tokens)
     return require_int("num_blocks", num_blocks, least=0) / needed
+
+
+def sequence_bytes(
+    *, num_tokens: int, full_layers: int, window_layers: int = 0, window_tokens: int | None = None,
+    num_kv_heads: int | None = None, head_dim: int | None = None, v_head_dim: int | None = None,
+    kv_lora_rank: int | None = None, qk_rope_head_dim: int | None = None, bytes_per_element: float = 2,
+    state_bytes: float = 0,
+) -> float:
+    """Cache bytes of one sequence by its length, where only some layers keep all of it.
+
+    A windowed layer keeps the last tokens of its window; a linear-attention or state-space layer keeps a state of
+    constant size. Both stop growing, full layers do not.
+
+    Args:
+        num_tokens: length of the sequence, >= 0.
+        full_layers: layers with full attention, >= 0.
+        window_layers: layers with a sliding window, >= 0.
+        window_tokens: tokens of the window, >= 1; needed with window layers.
+        num_kv_heads: as `kv_bytes_per_token`.
+        head_dim: as `kv_bytes_per_token`.
+        v_head_dim: as `kv_bytes_per_token`.
+        kv_lora_rank: as `kv_bytes_per_token`.
+        qk_rope_head_dim: as `kv_bytes_per_token`.
+        bytes_per_element: as `kv_bytes_per_token`.
+        state_bytes: of all constant-size layers together, >= 0.
+
+    Returns: bytes.
+    Raises: ValueError naming the argument, the value got, what was expected.
+    Assumes: old tokens of a window are freed at once (engines free whole blocks, and some do not free at all).
+    Source: per layer and token x (full S + windowed min(S, w)) + state.
+
+    >>> [sequence_bytes(num_tokens=n, full_layers=12, window_layers=12, window_tokens=128, num_kv_heads=8, head_dim=64)
+    ...  // 1024 for n in (128, 8192)]
+    [6144, 199680]
+    """
+    tokens, full = require_int("num_tokens", num_tokens, least=0), require_int("full_layers", full_layers, least=0)
+    one = kv_bytes_per_token(
+        num_layers=1, num_kv_heads=num_kv_heads, head_dim=head_dim, v_head_dim=v_head_dim, kv_lora_rank=kv_lora_rank,
+        qk_rope_head_dim=qk_rope_head_dim, bytes_per_element=bytes_per_element,
+    )
+    kept = full * tokens
+    if require_int("window_layers", window_layers, least=0):
+        kept += window_layers * min(tokens, require_int("window_tokens", window_tokens, least=1))
+    return kept * one + require_number("state_bytes", state_bytes, least=0)
+
+
+def sequences_that_fit(
+    *, cache_bytes: int, num_tokens: int, full_layers: int, window_layers: int = 0, window_tokens: int | None = None,
+    num_kv_heads: int | None = None, head_dim: int | None = None, v_head_dim: int | None = None,
+    kv_lora_rank: int | None = None, qk_rope_head_dim: int | None = None, bytes_per_element: float = 2,
+    state_bytes: float = 0,
+) -> int:
+    """Sequences of one length that fit into the cache memory, for any mix of layers.
+
+    Args:
+        cache_bytes: memory given to the cache, bytes, >= 0.
+        num_tokens: length of each sequence, >= 1.
+        full_layers: as `sequence_bytes`.
+        window_layers: as `sequence_bytes`.
+        window_tokens: as `sequence_bytes`.
+        num_kv_heads: as `kv_bytes_per_token`.
+        head_dim: as `kv_bytes_per_token`.
+        v_head_dim: as `kv_bytes_per_token`.
+        kv_lora_rank: as `kv_bytes_per_token`.
+        qk_rope_head_dim: as `kv_bytes_per_token`.
+        bytes_per_element: as `kv_bytes_per_token`.
+        state_bytes: as `sequence_bytes`.
+
+    Returns: whole sequences.
+    Raises: ValueError naming the argument, the value got, what was expected; also when a sequence takes no memory.
+    Assumes: as `sequence_bytes`; blocks of one token, nothing shared.
+    Source: floor(cache / `sequence_bytes`).
+
+    >>> sequences_that_fit(cache_bytes=2**30, num_tokens=2048, full_layers=28, num_kv_heads=4, head_dim=128)
+    9
+    """
+    one = sequence_bytes(
+        num_tokens=require_int("num_tokens", num_tokens, least=1), full_layers=full_layers,
+        window_layers=window_layers, window_tokens=window_tokens, num_kv_heads=num_kv_heads, head_dim=head_dim,
+        v_head_dim=v_head_dim, kv_lora_rank=kv_lora_rank, qk_rope_head_dim=qk_rope_head_dim,
+        bytes_per_element=bytes_per_element, state_bytes=state_bytes,
+    )
+    if not one:
+        raise ValueError("full_layers=0: expected at least one layer that caches, or state_bytes above 0")
+    return int(require_int("cache_bytes", cache_bytes, least=0) // one)
