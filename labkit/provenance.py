@@ -40,12 +40,16 @@ def collect(argv: Sequence[str] = (), *, run_dir: Path | None = None) -> dict[st
 
     Returns: {"git": {commit, dirty, source_sha256}, "software": {name: version}, "hardware": {tag, num_gpus, gpus,
     cpu, topology, driver_version, cuda_version, system, gpu_note}, "environ": {name: value}, "command": [...]}. Unknown
-    is None; outside a git checkout commit and dirty are None. Never fails on a strange machine.
+    is None; outside a git checkout dirty is None and commit is what `LABKIT_GIT_COMMIT` names, if anything. Never fails
+    on a strange machine.
     """
     here = machine.detect()
     found = here.to_json()
+    git = git_state(ROOT)
+    if git["commit"] is None:
+        git |= named_commit(os.environ)
     return {
-        "git": {**git_state(ROOT), "source_sha256": source_sha256(ROOT / "labkit")},
+        "git": {**git, "source_sha256": source_sha256(ROOT / "labkit")},
         "software": {"python": here.python_version, **here.software},
         "hardware": {
             "tag": here.tag, "num_gpus": here.num_gpus, "gpus": found["gpus"], "cpu": found["cpu"],
@@ -71,6 +75,15 @@ def git_state(root: Path) -> dict[str, Any]:
         return unknown
     status, problem = machine.tool_output([*git, "status", "--porcelain"])
     return {"commit": lines[1], "dirty": None if problem else bool(status.strip())}
+
+
+def named_commit(environ: Mapping[str, str]) -> dict[str, Any]:
+    """{"commit": hex} from `LABKIT_GIT_COMMIT`, for a host that got the files without the repository; {} if unset.
+
+    It is what the operator said; `source_sha256` beside it is what ran, and can be held against that commit.
+    """
+    named = environ.get("LABKIT_GIT_COMMIT", "")
+    return {"commit": named} if re.fullmatch(r"[0-9a-f]{40}", named) else {}
 
 
 def source_sha256(package: Path) -> str:

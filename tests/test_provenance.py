@@ -174,3 +174,8 @@ def test_collect_describes_this_machine_in_plain_public_json(monkeypatch, tmp_pa
     text = json.dumps(found, allow_nan=False)
     assert "hunter2" not in text and private_line(text, run_dir=tmp_path) is None
     assert json.loads(text) == found
+
+
+@pytest.mark.parametrize(("named", "found"), [("a" * 40, {"commit": "a" * 40}), ("main", {}), ("", {}), ("A" * 40, {})])
+def test_a_host_without_git_can_be_told_the_commit(named, found):
+    assert provenance.named_commit({"LABKIT_GIT_COMMIT": named}) == found
