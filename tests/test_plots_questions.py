@@ -114,3 +114,21 @@ def test_lru_falls_off_a_cliff():
     fig = drawing_function("questions_eviction:paused_session")()
     assert set(named(fig, "LRU").y) == {0, 100} and list(named(fig, "LRU").y)[0] == 100
     assert set(named(fig, "value per byte").y) == {100}
+
+
+def test_break_even_is_where_both_ways_take_equally_long():
+    fig = drawing_function("questions_pd:break_even")()
+    for name, size in (("80-layer GQA", 327680), ("61-layer MLA", 70272)):
+        trace = named(fig, name)
+        hit, miss = 1000 * trace.x[20], trace.y[20]
+        stay = miss / 10000 + 5e-5 * miss
+        assert hit == 100000 and stay == pytest.approx(size * (hit + miss) / 50e9 + miss / 20000)
+
+
+def test_gathering_q_and_kv_cross_where_the_diamond_is():
+    fig = drawing_function("questions_context_parallel:bytes_over_queries")()
+    assert named(fig, "crossing, GQA").x == (16384,) and named(fig, "crossing, MLA").x == (1843.2,)
+    assert named(fig, "GQA: KV or ring").y[0] == pytest.approx(7 / 8 * 131072 * 2048 * 2 / 2**20)
+    place = list(named(fig, "GQA: Q and merge").x).index(16384)
+    with_lse = named(fig, "GQA: Q and merge").y[place] / named(fig, "GQA: KV or ring").y[0]
+    assert with_lse == pytest.approx(1 + 64 * 4 / (2 * 16384))

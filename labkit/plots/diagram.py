@@ -1,8 +1,8 @@
 """Boxes and arrows as a plotly figure: pictures of data flow in the look of the charts.
 
 Text is grey, which the book's script turns into the page's text colour; fills are thin tints, so that both a light and
-a dark page shine through. Coordinates are free units, x to the right and y upwards; keep a picture narrower than about 12
-units with short words, then it is readable on a phone.
+a dark page shine through. Coordinates are free units, x to the right and y upwards; keep a picture narrower than about
+12 units with short words, then it is readable on a phone.
 
     fig = canvas("Two boxes", width=6, height=2, alt="...")
     box(fig, 0, 0, 2, 1, "prefill", index=0)

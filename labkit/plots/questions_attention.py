@@ -25,9 +25,9 @@ def online_softmax() -> go.Figure:
         carried.append(merge_states(first=carried[-1], second=state))
     merged = merge_states(first=merge_states(first=own[2], second=own[0]), second=own[1])
     fig = canvas(
-        "A loop over tiles and independent splits end in the same state", width=10, height=8.2, pixels_per_unit=52,
+        "A loop over tiles and independent splits end in the same state", width=10, height=8.2,
         alt="Three tiles of keys. Above, one loop carries the largest score and the sum from tile to tile and rescales "
-        "the sum when the largest score grows. Below, every tile has its own state and one merge gives the same result.",
+        "the sum when the largest score grows. Below, each tile has its own state and one merge gives the same result.",
     )  # fmt: skip
     label(fig, 0, 8.05, "<b>loop</b>: one tile after the other", anchor="left")
     for i, scores in enumerate(TILES):

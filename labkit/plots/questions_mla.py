@@ -12,12 +12,12 @@ HISTORY, HEADS = 131072, 128
 
 
 def expansion_peak() -> go.Figure:
-    """Bytes of one layer, 128 heads: the cached latent, its whole expansion, and segments of it."""
+    """Bytes of one layer, 128 heads: the cached latent, its whole expansion, and tiles (segments) of it."""
     cached = HISTORY * kv_bytes_per_token(num_layers=1, kv_lora_rank=512, qk_rope_head_dim=64)
-    sizes = {"latent<br>cache": cached}
+    sizes = {"cache": cached}
     for name, segment, rope in (
-        ("whole,<br>RoPE copied", None, 64), ("whole", None, 0), ("32K<br>segments", 32768, 0),
-        ("16K<br>segments", 16384, 0), ("8K<br>segments", 8192, 0),
+        ("whole<br>+ RoPE", None, 64), ("whole", None, 0), ("32K<br>tiles", 32768, 0),
+        ("16K<br>tiles", 16384, 0), ("8K<br>tiles", 8192, 0),
     ):  # fmt: skip
         sizes[name] = peak_expanded_bytes(
             history_tokens=HISTORY, num_heads=HEADS, segment_tokens=segment, broadcast_rope_dim=rope
