@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from labkit.paths import ROOT
-from labkit.provenance import allowed_environ, collect, git_state, public_setting, source_sha256
+from labkit.provenance import allowed_environ, collect, git_state, named_commit, public_setting, source_sha256
 from labkit.records import public_argv, public_text, redact
 from labkit.records.redact import private_line
 
@@ -178,4 +178,4 @@ def test_collect_describes_this_machine_in_plain_public_json(monkeypatch, tmp_pa
 
 @pytest.mark.parametrize(("named", "found"), [("a" * 40, {"commit": "a" * 40}), ("main", {}), ("", {}), ("A" * 40, {})])
 def test_a_host_without_git_can_be_told_the_commit(named, found):
-    assert provenance.named_commit({"LABKIT_GIT_COMMIT": named}) == found
+    assert named_commit({"LABKIT_GIT_COMMIT": named}) == found
