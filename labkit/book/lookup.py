@@ -96,7 +96,7 @@ def _is_judged(row: Any, claim: Any, key: str) -> bool:
 
 def _origin(claim: Any) -> str:
     title = sources.source_title(claim)
-    words = {"rederived": f"rebuilt, {title} lost the formula", "added": f"our own check, not in {title}"}
+    words = {"rederived": f"rebuilt, {title} lost the formula", "added": f"added by us, not in {title}"}
     return words.get(claim.role, f"as printed in {title}")
 
 
