@@ -38,14 +38,14 @@ def shape_table(record: RunRecord) -> pd.DataFrame:
     """One row a shape.
 
     Columns: shape, rows_checked, min_mb (1e6 bytes), block, masked_pct, max_abs_err and max_rel_err (report's kernel),
-    report_bound_used and fast_bound_used (largest error / bound, at most 1), right. For a GPU also, from calls after an
-    L2 flush: fast_ms, native_gpu_ms, compile_ms, liger_ms, copy_ms (medians), fast_gb_per_s, copy_gb_per_s, their p10
+    report_bound_used and fast_bound_used (largest error / bound, at most 1), right. For a GPU also native_bound_used and
+    liger_bound_used (not judged), and from calls after an L2 flush: fast_ms, native_gpu_ms, compile_ms, liger_ms, copy_ms (medians), fast_gb_per_s, copy_gb_per_s, their p10
     and p90, copy_fraction (copy over fast), speedup_compile, noise_pct (copy timed twice), config; from loops as the
     report timed: time_ms, native_ms, composite_ms, speedup_native, speedup_composite; v100_* as quoted; flags.
     """
     results = record.results
-    rows = [_row(record, shape) for shape in results["within_bound"]]
-    if record.params["device"] == "cuda":
+    rows = [_row(record, shape) for shape in record.params["shapes"] if shape in results["within_bound"]]
+    if record.params["device"] == "cuda" and results.get("fast_ms"):
         rows = [{**row, **_times(results, row["shape"])} for row in rows]
     return pd.DataFrame(rows)
 
@@ -58,6 +58,7 @@ def _row(record: RunRecord, shape: str) -> dict[str, Any]:
         "block": results["block_size"][hidden], "masked_pct": results["masked_lane_pct"][hidden],
         "max_abs_err": results["max_abs_err"][shape], "max_rel_err": results["max_rel_err"][shape],
         "report_bound_used": used["report"][shape], "fast_bound_used": used["fast"][shape],
+        **{f"{name}_bound_used": used[name].get(shape) for name in ("native", "liger") if name in used},
         "right": results["within_bound"][shape],
     }  # fmt: skip
 
@@ -77,7 +78,8 @@ def _times(results: dict[str, Any], shape: str) -> dict[str, Any]:
         out[name] = get(name)
     out |= {f"v100_{name}": values.get(shape) for name, values in quoted().items()}
     flags = results["flags"].get(shape, {})
-    told = ["host-bound: " + ", ".join(flags["host_bound"])] if flags.get("host_bound") else []
+    host, looped = flags.get("host_bound", []), [name for name, found in results["stream_ms"].items() if shape in found]
+    told = ["host-bound: " + ("all" if len(host) == len(looped) else ", ".join(host))] if host else []
     told += ["fits L2"] if flags.get("l2_hot") else []
     told += ["compile fell back"] if flags.get("compile_fell_back") else []
     told += results["goal_missed"].get(shape, [])
@@ -94,7 +96,8 @@ def compare_table(records: Sequence[RunRecord]) -> pd.DataFrame:
     report = quoted()
     names = ["max_abs_err", "time_ms", "speedup_native", "speedup_composite", "min_bytes_gb_per_s"]
     pairs = [(name, shape) for name in names for shape in report["time_ms"]]
-    timed = dict.fromkeys(shape for record in records for shape in record.results.get("fast_ms", {}))
+    shapes = dict.fromkeys(shape for record in records for shape in record.params["shapes"])
+    timed = [shape for shape in shapes if any(shape in record.results.get("fast_ms", {}) for record in records)]
     pairs += [(name, shape) for name in ("fast_ms", "copy_fraction", "speedup_compile") for shape in timed]
     return pd.DataFrame([_compared(name, shape, records, report) for name, shape in pairs])
 

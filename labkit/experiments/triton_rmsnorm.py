@@ -285,7 +285,7 @@ def figures(record: RunRecord) -> dict[str, go.Figure]:
         sheet = record.results.get("datasheet_gb_per_s")
         found["bandwidth"] = plots.bandwidth(frame, source=source, datasheet_gb_per_s=sheet)
         found["speedups"] = plots.speedups(frame, source=source)
-        found["residuals"] = plots.residuals(record.results["residual_pct"], source=source)
+        found["residuals"] = plots.residuals(frame, record.results["residual_pct"], source=source)
     return found
 
 

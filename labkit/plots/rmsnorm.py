@@ -9,8 +9,6 @@ import plotly.graph_objects as go
 
 from labkit.plots.style import bars, ceiling, figure, measured, quoted
 
-GOAL = 0.97
-
 
 def bandwidth(frame: pd.DataFrame, *, source: str, datasheet_gb_per_s: float | None = None) -> go.Figure:
     """Minimum bytes over GPU time by shape, smallest first: fast kernel, copy, torch.compile and F.rms_norm.
@@ -21,10 +19,11 @@ def bandwidth(frame: pd.DataFrame, *, source: str, datasheet_gb_per_s: float | N
         datasheet_gb_per_s: memory bandwidth to draw as a ceiling, GB/s.
     """
     frame = frame.sort_values("min_mb", kind="stable")
-    worst = float(frame.loc[frame.min_mb >= 256, "copy_fraction"].min()) if (frame.min_mb >= 256).any() else None
+    on_grid = frame["shape"].map(lambda text: int(text.split()[0].split("x")[1]) % 8 == 0)
+    large = frame[(frame.min_mb >= 256) & on_grid]
     title = "Bandwidth grows with the bytes moved, up to that of a copy"
-    if worst is not None:
-        title = f"From 256 MB on the fast kernel runs at {100 * worst:.0f} % of a copy or more"
+    if len(large):
+        title = f"From 256 MB on, aligned rows run at {100 * large.copy_fraction.min():.0f} % of a copy or more"
     fig = figure(
         title, x="rows x hidden (fp16 unless said), by bytes moved", y="minimum bytes / time (GB/s)", height=460,
         caption=f"Median and p10 to p90 of single calls after an L2 flush. {source}.",
@@ -64,24 +63,29 @@ def speedups(frame: pd.DataFrame, *, source: str) -> go.Figure:
     return ceiling(fig, 1.0, label="as fast as F.rms_norm")
 
 
-def residuals(residual_pct: Mapping[str, Mapping[str, float]], *, source: str) -> go.Figure:
-    """Measured over predicted time of the fast kernel, by ceiling.
+def residuals(
+    frame: pd.DataFrame, residual_pct: Mapping[str, Mapping[str, float]], *, source: str
+) -> go.Figure:
+    """Measured over predicted time of the fast kernel, by ceiling; shapes in the order of the bytes moved.
 
     Args:
+        frame: with shape and min_mb.
         residual_pct: ceiling name -> shape -> percent.
         source: hardware, run and date, for the caption.
     """
+    ordered = frame.sort_values("min_mb", kind="stable")["shape"].tolist()
     names = {"datasheet": "datasheet bandwidth", "profile": "copy measured before", "same_run": "copy of this run"}
     fig = figure(
         "Floor plus bytes over bandwidth: good for large shapes, too optimistic for small ones",
-        x="rows x hidden", y="measured / predicted - 1 (%)", height=420,
+        x="rows x hidden, by bytes moved", y="measured / predicted - 1 (%)", height=460,
         caption=f"Zero is a perfect prediction. {source}.",
         alt="Markers of the prediction's residual by shape: far above zero for small shapes, near zero for large ones.",
     )  # fmt: skip
     for index, (key, name) in enumerate(names.items()):
         if key in residual_pct:
-            found = residual_pct[key]
-            fig.add_trace(measured(list(found), list(found.values()), name=name, index=index))
+            shapes = [shape for shape in ordered if shape in residual_pct[key]]
+            found = [residual_pct[key][shape] for shape in shapes]
+            fig.add_trace(measured(shapes, found, name=name, index=index))
     fig.update_xaxes(type="category", tickangle=-45)
     return ceiling(fig, 0.0, label="as predicted")
 
@@ -90,16 +94,22 @@ def errors(frame: pd.DataFrame, *, source: str) -> go.Figure:
     """Largest error over its bound, by shape: 1 would be the last allowed value.
 
     Args:
-        frame: with report_bound_used and fast_bound_used.
+        frame: with report_bound_used and fast_bound_used; native_bound_used and liger_bound_used are drawn if there.
         source: hardware, run and date, for the caption.
     """
+    names = {"report": "report's kernel", "fast": "fast kernel", "native": "F.rms_norm", "liger": "Liger"}
+    used = {name: frame[f"{key}_bound_used"] for key, name in names.items() if f"{key}_bound_used" in frame}
+    highest = max(float(values.max()) for values in used.values())
+    title = "Both kernels come close to the bound and stay below it"
+    if highest > 1:
+        title = "One rounding to the output stays below the bound, rounding twice goes past it"
     fig = figure(
-        "Both kernels come close to the bound and stay below it", x="rows x hidden", y="largest error / bound",
-        height=380, caption=f"Bound: one rounding to the output's dtype, plus FP32 sums. {source}.",
-        alt="Markers of the largest error over its bound by shape, all below one.",
+        title, x="rows x hidden", y="largest error / bound", height=420,
+        caption=f"Bound: one rounding to the output's dtype, plus FP32 sums. {source}.",
+        alt="Markers of the largest error over its bound by shape; those of both kernels are below one.",
     )  # fmt: skip
-    for index, (key, name) in enumerate({"report": "report's kernel", "fast": "fast kernel"}.items()):
-        fig.add_trace(measured(frame["shape"].tolist(), frame[f"{key}_bound_used"].tolist(), name=name, index=index))
+    for index, (name, values) in enumerate(used.items()):
+        fig.add_trace(measured(frame["shape"].tolist(), values.tolist(), name=name, index=index))
     fig.update_xaxes(type="category", tickangle=-45)
-    fig.update_yaxes(range=[0, 1.15])
+    fig.update_yaxes(range=[0, 1.15 * max(1.0, highest)])
     return ceiling(fig, 1.0, label="float64 bound")

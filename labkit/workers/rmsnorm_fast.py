@@ -129,7 +129,8 @@ def fits(config: Config, x: torch.Tensor, out: torch.Tensor) -> bool:
         return config.block >= hidden
     vector = VECTOR_BYTES // x.element_size()
     bases_aligned = x.data_ptr() % VECTOR_BYTES == 0 and out.data_ptr() % VECTOR_BYTES == 0
-    return bases_aligned and x.stride(0) == out.stride(0) and hidden >= vector and config.block >= hidden // vector * vector
+    whole = hidden // vector * vector
+    return bases_aligned and x.stride(0) == out.stride(0) and hidden >= vector and config.block >= whole
 
 
 def rows_aligned(x: torch.Tensor, out: torch.Tensor) -> bool:
