@@ -35,8 +35,8 @@ MUTANTS = [
     dict(
         name="timing_of_the_source_called_ours",
         file="labkit/book/lookup.py",
-        old='if claim.kind not in ("structural", "analytic"):',
-        new='if claim.kind not in ("structural", "analytic", "timing"):',
+        old='EXACT_KINDS = ("structural", "analytic", "numeric")',
+        new='EXACT_KINDS = ("structural", "analytic", "numeric", "timing")',
         tests=[f"{ROLES}::test_each_role_shows_value_badge_and_link"],
     ),
     dict(
