@@ -38,10 +38,11 @@ def shape_table(record: RunRecord) -> pd.DataFrame:
     """One row a shape.
 
     Columns: shape, rows_checked, min_mb (1e6 bytes), block, masked_pct, max_abs_err and max_rel_err (report's kernel),
-    report_bound_used and fast_bound_used (largest error / bound, at most 1), right. For a GPU also native_bound_used and
-    liger_bound_used (not judged), and from calls after an L2 flush: fast_ms, native_gpu_ms, compile_ms, liger_ms, copy_ms (medians), fast_gb_per_s, copy_gb_per_s, their p10
-    and p90, copy_fraction (copy over fast), speedup_compile, noise_pct (copy timed twice), config; from loops as the
-    report timed: time_ms, native_ms, composite_ms, speedup_native, speedup_composite; v100_* as quoted; flags.
+    report_bound_used and fast_bound_used (largest error / bound, at most 1), right. For a GPU native_bound_used and
+    liger_bound_used (not judged); from calls after an L2 flush fast_ms, native_gpu_ms, compile_ms, liger_ms, copy_ms
+    (medians), fast_, copy_, native_ and compile_gb_per_s with _p10, _p90 and _n, copy_fraction (copy over fast),
+    speedup_compile, speedup_native_gpu, noise_pct (copy timed twice), config; from loops as the report timed: time_ms,
+    native_ms, composite_ms, speedup_native, speedup_composite; v100_* as quoted; flags.
     """
     results = record.results
     rows = [_row(record, shape) for shape in record.params["shapes"] if shape in results["within_bound"]]

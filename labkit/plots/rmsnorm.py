@@ -98,8 +98,8 @@ def errors(frame: pd.DataFrame, *, source: str) -> go.Figure:
         source: hardware, run and date, for the caption.
     """
     names = {"report": "report's kernel", "fast": "fast kernel", "native": "F.rms_norm", "liger": "Liger"}
-    used = {name: frame[f"{key}_bound_used"] for key, name in names.items() if f"{key}_bound_used" in frame}
-    highest = max(float(values.max()) for values in used.values())
+    used = {name: frame[f"{key}_bound_used"].tolist() for key, name in names.items() if f"{key}_bound_used" in frame}
+    highest = max(value for values in used.values() for value in values if value == value)
     title = "Both kernels come close to the bound and stay below it"
     if highest > 1:
         title = "One rounding to the output stays below the bound, rounding twice goes past it"
@@ -109,7 +109,7 @@ def errors(frame: pd.DataFrame, *, source: str) -> go.Figure:
         alt="Markers of the largest error over its bound by shape; those of both kernels are below one.",
     )  # fmt: skip
     for index, (name, values) in enumerate(used.items()):
-        fig.add_trace(measured(frame["shape"].tolist(), values.tolist(), name=name, index=index))
+        fig.add_trace(measured(frame["shape"].tolist(), values, name=name, index=index))
     fig.update_xaxes(type="category", tickangle=-45)
     fig.update_yaxes(range=[0, 1.15 * max(1.0, highest)])
     return ceiling(fig, 1.0, label="float64 bound")
