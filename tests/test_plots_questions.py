@@ -1,6 +1,7 @@
 """Pictures of the question pages: every one draws, speaks, fits both themes; mine show the numbers they claim to."""
 
 import importlib
+import itertools
 import json
 import math
 import pkgutil
@@ -20,7 +21,8 @@ def all_drawings():
         if info.name.startswith("questions_"):
             module = importlib.import_module(f"labkit.plots.{info.name}")
             for name, value in vars(module).items():
-                if getattr(value, "__module__", "") == module.__name__ and callable(value) and name[0] != "_":
+                own = getattr(value, "__module__", "") == module.__name__ and callable(value) and name[0] != "_"
+                if own and value.__annotations__.get("return") == "go.Figure":
                     yield f"{info.name}:{name}"
 
 
@@ -112,7 +114,7 @@ def test_expansion_falls_with_the_segment():
 
 def test_lru_falls_off_a_cliff():
     fig = drawing_function("questions_eviction:paused_session")()
-    assert set(named(fig, "LRU").y) == {0, 100} and list(named(fig, "LRU").y)[0] == 100
+    assert set(named(fig, "LRU").y) == {0, 100} and next(iter(named(fig, "LRU").y)) == 100
     assert set(named(fig, "value per byte").y) == {100}
 
 
@@ -132,3 +134,25 @@ def test_gathering_q_and_kv_cross_where_the_diamond_is():
     place = list(named(fig, "GQA: Q and merge").x).index(16384)
     with_lse = named(fig, "GQA: Q and merge").y[place] / named(fig, "GQA: KV or ring").y[0]
     assert with_lse == pytest.approx(1 + 64 * 4 / (2 * 16384))
+
+
+def test_timeline_places_every_request_once_and_ends_with_the_calculator():
+    from labkit.calc.serving import batching_iterations
+    from labkit.plots import questions_batching as batching
+
+    found = batching_iterations(lengths=batching.LENGTHS, num_slots=batching.SLOTS)
+    for place, key in ((batching.whole_batches(), "whole_batches"), (batching.continuous(), "continuous")):
+        assert sorted(length for _, _, length in place) == sorted(batching.LENGTHS)
+        assert max(start + length for _, start, length in place) == found[key]
+        for slot in range(batching.SLOTS):
+            spans = sorted((start, start + length) for s, start, length in place if s == slot)
+            assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), "two requests in one slot"
+    fig = drawing_function("questions_batching:slot_timeline")()
+    assert sum(len(trace.y) for trace in fig.data) == 2 * len(batching.LENGTHS)
+
+
+def test_rows_stop_at_one_expert_a_rank():
+    fig = drawing_function("questions_expert_sizing:rows_over_ranks")()
+    rows = dict(zip(named(fig, "16 local tokens").x, named(fig, "16 local tokens").y))
+    assert rows[32] == 16 and rows[128] == 64 and rows[256] == rows[666] == rows[1024] == 128
+    assert max(named(fig, "42 local tokens").y) == 336 > 333
