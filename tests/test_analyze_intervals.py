@@ -6,7 +6,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.analyze.intervals import covered_before, intersect, intersection_ns, spans, subtract, total_ns, union
+from labkit.analyze.intervals import (
+    covered_before,
+    intersect,
+    intersection_ns,
+    pieces_outside,
+    spans,
+    subtract,
+    total_ns,
+    union,
+)
 
 HORIZON = 60
 PIECES = st.lists(
@@ -50,6 +59,17 @@ def test_two_sets_tick_by_tick(first, second):
 def test_covered_before_counts_ticks(pieces, times):
     covered = covered_before(union(pieces), times)
     assert covered.tolist() == [sum(t < time for t in ticks(pieces)) for time in times]
+
+
+@given(PIECES, PIECES)
+def test_pieces_outside_one_by_one(intervals, hidden):
+    given_spans = np.array(intervals, dtype=np.int64).reshape(-1, 2)
+    pieces, index = pieces_outside(given_spans, union(hidden))
+    assert (pieces[:, 1] > pieces[:, 0]).all()
+    for i, interval in enumerate(intervals):
+        mine = pieces[index == i].tolist()
+        assert ticks(mine) == ticks([interval]) - ticks(hidden)
+        assert sum(b - a for a, b in mine) == len(ticks(mine))  # no tick twice
 
 
 def test_nothing_in_nothing_out():

@@ -107,3 +107,23 @@ def intersect(a: Spans, b: Spans) -> Spans:
     [[3, 4], [8, 10], [20, 25]]
     """
     return subtract(a, subtract(a, b))
+
+
+def pieces_outside(intervals: Spans, hidden: Spans) -> tuple[Spans, NDArray[np.int64]]:
+    """What each interval, one by one, has outside of a union: the pieces, and the index of the interval of each.
+
+    >>> pieces, index = pieces_outside(spans([0, 10], [10, 5]), union([(3, 4), (8, 12)]))
+    >>> pieces.tolist(), index.tolist()
+    ([[0, 3], [4, 8], [12, 15]], [0, 0, 1])
+    """
+    ends_of_time = np.iinfo(np.int64)
+    gap_start = np.concatenate([[ends_of_time.min], hidden[:, 1]])
+    gap_end = np.concatenate([hidden[:, 0], [ends_of_time.max]])
+    first = np.searchsorted(gap_end, intervals[:, 0], side="right")
+    last = np.searchsorted(gap_start, intervals[:, 1], side="left") - 1
+    count = np.maximum(last - first + 1, 0)
+    index = np.repeat(np.arange(len(intervals)), count)
+    gap = np.arange(len(index)) - np.repeat(np.cumsum(count) - count, count) + first[index]
+    start, end = np.maximum(intervals[index, 0], gap_start[gap]), np.minimum(intervals[index, 1], gap_end[gap])
+    filled = end > start
+    return np.stack([start, end], axis=-1)[filled], index[filled]

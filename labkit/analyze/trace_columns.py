@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from labkit.analyze.trace_detail import CommDetail, cpu_detail, kernel_detail, whole_number
+from labkit.analyze.trace_detail import CommDetail, cpu_detail, kernel_detail
 from labkit.analyze.trace_names import cpu_collective
-from labkit.analyze.trace_time import MISSING, NS_LIMIT, Resolution, exact_ns, fast_ns
+from labkit.analyze.trace_table import Codes, Table
+from labkit.analyze.trace_time import Resolution
 
-Ints = NDArray[np.int64]
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
 NO_DETAIL = -1
 _DEVICE_CATS = {
@@ -31,57 +29,11 @@ _DEVICE_CATS = {
 _STEP = re.compile(r"^ProfilerStep#(\d{1,17})")
 _STEP_MEANING = ("profiler", "step")
 _STEP_MARK, _IGNORE = -2, -3
-_NO_CORRELATION = -1
+_DESCRIBED = attrgetter(
+    "collective", "in_nelems", "out_nelems", "dtype", "group", "group_ranks", "in_split", "out_split"
+)
 _LAUNCH_ONLY = ("nccl", "xccl")
 """Backends whose CPU annotation is the launch of device work, not the work."""
-
-
-_FLUSH_AT = 1 << 15
-"""Rows that wait as plain lists before they become arrays."""
-
-
-class Table:
-    """Equal-length columns: lists that are being filled, arrays once full."""
-
-    def __init__(self, *names: str) -> None:
-        """Columns by name; all are integers (times, codes)."""
-        self.filling: dict[str, list[Any]] = {name: [] for name in names}
-        self._done: dict[str, list[Ints]] = {name: [] for name in names}
-        self.length = 0
-
-    def take(self) -> dict[str, list[Any]]:
-        """The rows that are still lists, which are then forgotten here."""
-        rows, self.filling = self.filling, {name: [] for name in self.filling}
-        return rows
-
-    def store(self, rows: dict[str, Any], keep: NDArray[np.bool_]) -> None:
-        """Add finished rows, those marked in `keep`."""
-        for name, values in rows.items():
-            self._done[name].append(np.asarray(values, dtype=np.int64).reshape(-1)[keep])
-        self.length += int(keep.sum())
-
-    def column(self, name: str) -> Ints:
-        """One column of the finished rows as one array."""
-        parts = self._done[name]
-        if len(parts) != 1:
-            self._done[name] = parts = [np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)]
-        return parts[0]
-
-
-class Codes(dict):
-    """Numbers for values: the first value seen is 0, the next new one 1, ..."""
-
-    def __missing__(self, key: Any) -> int:
-        """Give a new value the next number."""
-        self[key] = code = len(self)
-        return code
-
-    def number(self, values: list[Any]) -> list[int]:
-        """The number of each value; unhashable values are numbered by their text."""
-        try:
-            return list(map(self.__getitem__, values))
-        except TypeError:
-            return [self[v if isinstance(v, (str, int, float, type(None))) else repr(v)] for v in values]
 
 
 class _Sorter(dict):
@@ -117,35 +69,44 @@ class TraceColumns:
     """Collects events: `add` piece by piece, then `flush`.
 
     Attributes:
-        device: start, dur, name, what (KERNEL, MEMCPY, MEMSET), device, stream, correlation, detail.
+        device: start, dur, key, correlation, detail; `device_keys` numbers (name, device, stream, what), where `what`
+            is KERNEL, MEMCPY or MEMSET.
         launch: start, correlation, pid.
-        step: number, start, dur, pid.
-        cpu: start, dur, name, pid, tid, detail (operators, and collectives where `detail` is not NO_DETAIL).
-        details: what `detail` numbers. names, places: codes of names; of device, stream, pid and tid values.
-        num_events: everything seen, kept or not. Times are ns.
+        step: start, dur, number, pid.
+        cpu: start, dur, key, detail (operators, and collectives where `detail` is not NO_DETAIL); `cpu_keys` numbers
+            (name, pid, tid).
+        details: what `detail` numbers. pids: what `pid` numbers. Times are ns.
+        num_events: everything seen, kept or not.
     """
 
     def __init__(self, *, exact: bool = False) -> None:
         """Start empty; `exact` where numbers come as decimal text."""
-        self.exact = exact
-        self.device = Table("start", "dur", "name", "what", "device", "stream", "correlation", "detail")
-        self.launch = Table("start", "correlation", "pid")
-        self.step = Table("start", "dur", "number", "pid")
-        self.cpu = Table("start", "dur", "name", "pid", "tid", "detail")
+        self.device = Table("key", "correlation", "detail", exact=exact)
+        self.launch = Table("correlation", "pid", exact=exact, has_dur=False)
+        self.step = Table("number", "pid", exact=exact)
+        self.cpu = Table("key", "detail", exact=exact)
+        self.device_keys, self.cpu_keys, self.pids = Codes(), Codes(), Codes()
         self.details: list[CommDetail] = []
-        self.names, self.places = Codes(), Codes()
-        self.comm_threads: set[int] = set()
-        """tid codes of threads named as a gloo run loop."""
+        self.comm_threads: set[Any] = set()
+        """Text of the tids of threads named as a gloo run loop."""
         self.unpaired: list[Any] = []
         """B and E events, in file order, for `trace_pairs`."""
         self.resolution = Resolution()
         self.num_events = 0
-        self.num_without_time = 0
-        self.num_negative = 0
         self.num_launch_annotations = 0
         """`nccl:...` annotations on the CPU: launches of work that a device trace would show."""
         self._detail_codes: dict[Any, int] = {}
         self._collective_of: dict[Any, tuple[str, str] | None] = {}
+
+    @property
+    def num_negative(self) -> int:
+        """Events left out because they end before they begin."""
+        return sum(table.num_negative for table in (self.device, self.step, self.cpu))
+
+    @property
+    def num_without_time(self) -> int:
+        """Events left out because a time is missing, no number or out of range."""
+        return sum(table.num_without_time for table in (self.device, self.step, self.cpu))
 
     def add(self, events: list[Any]) -> None:
         """Take in events of `trace_decode`. Raises: NeedsExactText when doubles will not do; start again with text."""
@@ -162,7 +123,7 @@ class TraceColumns:
             elif event.ph in ("B", "E"):
                 self.unpaired.append(event)
             elif event.ph == "M" and event.name == "thread_name" and _is_gloo_loop(event.args):
-                self.comm_threads.update(self.places.number([event.tid]))
+                self.comm_threads.add(str(event.tid))
         self.num_events += len(events)
         for what, kernels in sorter.device.items():
             if kernels:
@@ -173,27 +134,13 @@ class TraceColumns:
             self._add_cpu(sorter.cpu, are_operators=True)
         if sorter.annotation:
             self._add_cpu(sorter.annotation, are_operators=False)
-        if len(self.device.filling["start"]) + len(self.cpu.filling["start"]) > _FLUSH_AT:
+        if self.device.is_due() or self.cpu.is_due() or self.launch.is_due():
             self.flush()
 
     def flush(self) -> None:
         """Turn what was added into arrays. Raises: NeedsExactText."""
         for table in (self.device, self.launch, self.step, self.cpu):
-            rows: dict[str, Any] = table.take()
-            if not rows["start"]:
-                continue
-            start = exact_ns(rows["start"], self.resolution) if self.exact else fast_ns(rows["start"])
-            rows["start"] = start
-            usable = (np.abs(start) < NS_LIMIT) & (start != MISSING)
-            if "dur" in rows:
-                rows["dur"] = dur = exact_ns(rows["dur"]) if self.exact else fast_ns(rows["dur"])
-                timed = usable & (dur != MISSING) & (dur < NS_LIMIT)
-                usable = timed & (dur >= 0)
-                self.num_without_time += int((~timed).sum())
-                self.num_negative += int((timed & ~usable).sum())
-            if "correlation" in rows:
-                rows["correlation"] = _correlations(rows["correlation"])
-            table.store(rows, usable)
+            table.flush(self.resolution)
 
     def _add_device(self, events: list[Any], what: int) -> None:
         args = [event.args for event in events]
@@ -204,21 +151,21 @@ class TraceColumns:
             devices = [event.pid if value is None else value for event, value in zip(events, devices)]
         if None in streams:
             streams = [event.tid if value is None else value for event, value in zip(events, streams)]
-        rows = self.device.filling
-        rows["start"] += [event.ts for event in events]
-        rows["dur"] += [event.dur for event in events]
-        rows["name"] += self.names.number([event.name for event in events])
-        rows["what"] += [what] * len(events)
-        rows["device"] += self.places.number(devices)
-        rows["stream"] += self.places.number(streams)
-        rows["correlation"] += [arg.correlation for arg in args]
-        rows["detail"] += [NO_DETAIL if arg.collective is None else self._kernel_detail(arg) for arg in args]
+        names = [event.name for event in events]
+        self.device.add(
+            start=[event.ts for event in events],
+            dur=[event.dur for event in events],
+            key=self.device_keys.number_rows(names, devices, streams, [what] * len(events)),
+            correlation=[arg.correlation for arg in args],
+            detail=[NO_DETAIL if arg.collective is None else self._kernel_detail(arg) for arg in args],
+        )
 
     def _add_launches(self, events: list[Any]) -> None:
-        rows = self.launch.filling
-        rows["start"] += [event.ts for event in events]
-        rows["correlation"] += [None if event.args is None else event.args.correlation for event in events]
-        rows["pid"] += self.places.number([event.pid for event in events])
+        self.launch.add(
+            start=[event.ts for event in events],
+            correlation=[None if event.args is None else event.args.correlation for event in events],
+            pid=self.pids.number([event.pid for event in events]),
+        )
 
     def _add_cpu(self, events: list[Any], *, are_operators: bool) -> None:
         """Operators, CPU collectives and steps; old releases write the latter two as operators, not annotations."""
@@ -227,22 +174,22 @@ class TraceColumns:
             self._add_steps([event for event, detail in zip(events, details) if detail == _STEP_MARK])
             events = [event for event, detail in zip(events, details) if detail > _STEP_MARK]
             details = [detail for detail in details if detail > _STEP_MARK]
-        rows = self.cpu.filling
-        rows["start"] += [event.ts for event in events]
-        rows["dur"] += [event.dur for event in events]
-        rows["name"] += self.names.number([event.name for event in events])
-        rows["pid"] += self.places.number([event.pid for event in events])
-        rows["tid"] += self.places.number([event.tid for event in events])
-        rows["detail"] += details
+        names, pids = [event.name for event in events], [event.pid for event in events]
+        self.cpu.add(
+            start=[event.ts for event in events],
+            dur=[event.dur for event in events],
+            key=self.cpu_keys.number_rows(names, pids, [event.tid for event in events]),
+            detail=details,
+        )
 
     def _add_steps(self, events: list[Any]) -> None:
-        rows = self.step.filling
-        for event in events:
-            match = _STEP.match(event.name)
-            rows["number"].append(int(match[1]) if match else 0)
-            rows["start"].append(event.ts)
-            rows["dur"].append(event.dur)
-        rows["pid"] += self.places.number([event.pid for event in events])
+        matches = [_STEP.match(event.name) for event in events]
+        self.step.add(
+            start=[event.ts for event in events],
+            dur=[event.dur for event in events],
+            number=[int(match[1]) for match in matches if match],
+            pid=self.pids.number([event.pid for event in events]),
+        )
 
     def _cpu_detail(self, event: Any, is_operator: bool) -> int:
         """Code of a CPU collective's detail, NO_DETAIL for an operator, _STEP_MARK or _IGNORE for what is no work."""
@@ -262,14 +209,14 @@ class TraceColumns:
         return self._detail_code(cpu_detail(collective[1], event.args))
 
     def _kernel_detail(self, args: Any) -> int:
-        key = (args.collective, args.in_nelems, args.out_nelems, args.dtype, args.group, args.group_ranks)
+        described = _DESCRIBED(args)
         try:
-            return self._detail_codes[key, args.in_split, args.out_split]
-        except (KeyError, TypeError) as err:
-            code = self._detail_code(kernel_detail(args))
-            if isinstance(err, KeyError):
-                self._detail_codes[key, args.in_split, args.out_split] = code
+            return self._detail_codes[described]
+        except KeyError:
+            code = self._detail_codes[described] = self._detail_code(kernel_detail(args))
             return code
+        except TypeError:  # split sizes as a list
+            return self._detail_code(kernel_detail(args))
 
     def _detail_code(self, detail: CommDetail) -> int:
         code = self._detail_codes.setdefault(detail, len(self.details))
@@ -295,15 +242,3 @@ def _cpu_meaning(name: Any) -> tuple[str, str] | None:
     if not isinstance(name, str):
         return None
     return _STEP_MEANING if _STEP.match(name) else cpu_collective(name)
-
-
-def _correlations(values: list[Any]) -> Ints:
-    try:
-        numbers = np.array(values, dtype=np.int64)
-        if numbers.ndim != 1:
-            raise ValueError("every value is a list")
-    except (TypeError, ValueError, OverflowError):
-        known = [whole_number(value) for value in values]
-        small = [_NO_CORRELATION if n is None or not 0 <= n < NS_LIMIT else n for n in known]
-        return np.array(small, dtype=np.int64)
-    return np.where((numbers < 0) | (numbers >= NS_LIMIT), _NO_CORRELATION, numbers)

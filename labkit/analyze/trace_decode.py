@@ -145,7 +145,7 @@ def _exact_number(raw: Any) -> Any:
     return None if raw is None else loads(bytes(raw), exact=True)
 
 
-def decode_events(array: bytes, *, exact: bool = False, use_msgspec: bool = True) -> list[Any]:
+def decode_events(array: bytes | memoryview, *, exact: bool = False, use_msgspec: bool = True) -> list[Any]:
     """All events of a JSON list.
 
     Raises: ValueError when the piece is not a list of JSON objects; the caller then goes event by event.
@@ -160,7 +160,7 @@ def decode_events(array: bytes, *, exact: bool = False, use_msgspec: bool = True
             return texts
         except (msgspec.MsgspecError, RecursionError, ArithmeticError):
             pass  # NaN, odd types, damage: the slower reader says which
-    events = loads(array, exact=exact)
+    events = loads(bytes(array), exact=exact)
     if not all(isinstance(event, dict) for event in events):
         raise ValueError("not every event is an object")
     return [from_dict(event) for event in events]

@@ -8,6 +8,7 @@ from typing import Any
 
 from labkit.analyze.trace_decode import plain
 from labkit.analyze.trace_names import canonical_collective, dtype_bytes
+from labkit.analyze.trace_table import whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +24,6 @@ class CommDetail:
     """Process group, as far as the file names it."""
     uneven_splits: bool = False
     """An all-to-all whose splits differ: the size counts data that stays on the rank."""
-
-
-def whole_number(value: Any) -> int | None:
-    """A whole number from JSON (number or text), or None.
-
-    >>> whole_number("12"), whole_number(3.0), whole_number("x"), whole_number(None)
-    (12, 3, None, None)
-    """
-    try:
-        return int(value) if isinstance(value, str) or value == int(value) else None
-    except (TypeError, ValueError, OverflowError, ArithmeticError):
-        return None
 
 
 def kernel_detail(args: Any) -> CommDetail:

@@ -79,7 +79,7 @@ class _Reader:
         self.source, self.use_msgspec, self.exact = source, use_msgspec, exact
         self.columns = TraceColumns(exact=exact)
         self.trace = Trace(path=source.path, columns=self.columns)
-        self.buffer = b""
+        self.buffer = bytearray()
         self.start = 0  # of what is not done yet, in the buffer
         self.offset = 0  # of the buffer's first byte, in the (decompressed) file
         self.at_end = False
@@ -92,9 +92,11 @@ class _Reader:
             raise UnreadableInput(f"{self.source.path}: no event boundary within {_LIMIT_BYTES} bytes, not a trace")
         data = self.source.read(READ_BYTES)
         self.at_end = not data
-        self.offset += self.start
-        self.buffer = b"".join((memoryview(self.buffer)[self.start :], data))
-        self.start = 0
+        done = max(self.start - 1, 0)  # one byte is kept: `try_piece` puts a bracket there
+        self.offset += done
+        self.buffer = self.buffer[done:]
+        self.buffer += data
+        self.start -= done
 
     def read_header(self) -> None:
         """Everything up to the first event."""
@@ -103,7 +105,7 @@ class _Reader:
             self.fill()
         self.start = 3 if self.buffer.startswith(b"\xef\xbb\xbf") else 0
         self.start = len(self.buffer) - len(self.buffer[self.start :].lstrip())
-        first = self.buffer[self.start : self.start + 1]
+        first = bytes(self.buffer[self.start : self.start + 1])
         if not first:
             why = self.source.damage or "nothing but blanks"
             raise UnreadableInput(f"{path}: {why}, expected a PyTorch trace (JSON)")
@@ -119,9 +121,9 @@ class _Reader:
             if self.at_end:
                 why = f" ({self.source.damage})" if self.source.damage else ""
                 raise UnreadableInput(f'{path}: no "traceEvents" list{why}, not a PyTorch trace')
-            searched = max(0, len(self.buffer) - self.start - 64)
+            searched = max(self.start, len(self.buffer) - 64) - max(self.start - 1, 0)
             self.fill()
-        self.header_text = self.buffer[self.start : match.end()]
+        self.header_text = bytes(self.buffer[self.start : match.end()])
         self.start = match.end()
 
     def read_events(self) -> None:
@@ -152,18 +154,24 @@ class _Reader:
 
     def try_piece(self, end: int) -> bool:
         """Decode the buffer up to `end` at full speed; False when that is no list of events."""
-        piece = b"".join((b"[", memoryview(self.buffer)[self.start : end], b"]"))
+        # Brackets are put around the piece in place, instead of copying it: what stands there is white space, a comma
+        # or a bracket of the file, and comes back afterwards.
+        before, after = self.buffer[self.start - 1], self.buffer[end]
+        self.buffer[self.start - 1], self.buffer[end] = ord("["), ord("]")
         try:
+            piece = memoryview(self.buffer)[self.start - 1 : end + 1]
             events = decode_events(piece, exact=self.exact, use_msgspec=self.use_msgspec)
         except ValueError:
             return False
+        finally:
+            self.buffer[self.start - 1], self.buffer[end] = before, after
         self.columns.add(events)
         return True
 
     def read_tail(self) -> bool:
         """The last piece at full speed, if the list is closed and what follows is well-formed."""
         for match in list(_LIST_END.finditer(self.buffer, self.start))[-1:]:
-            footer = self.buffer[match.end() :]
+            footer = bytes(self.buffer[match.end() :])
             if footer_is_valid(footer, is_object=self.is_object) and self.try_piece(match.start() + 1):
                 self.read_footer(footer)
                 return True
@@ -186,7 +194,7 @@ class _Reader:
         if result.closed:
             while not self.at_end and len(self.buffer) - self.start <= _LIMIT_BYTES:
                 self.fill()
-            self.read_footer(self.buffer[self.start :])
+            self.read_footer(bytes(self.buffer[self.start :]))
         elif final:
             self.cut_off()
         return result.closed
@@ -241,7 +249,6 @@ class _Reader:
         if columns.unpaired:
             events, trace.num_unpaired = pair_events(columns.unpaired)
             columns.unpaired, before = [], columns.num_events
-            columns.exact = True  # pairs come with exact durations
             columns.add(events)
             columns.flush()
             columns.num_events = before
@@ -261,7 +268,7 @@ def _num_bytes(text: str) -> int:
     return len(text.encode("utf-8", "surrogateescape"))
 
 
-def _last_boundary(buffer: bytes, start: int, limit: int) -> tuple[int, int] | None:
+def _last_boundary(buffer: bytearray, start: int, limit: int) -> tuple[int, int] | None:
     """(end of the last whole event before `limit`, start of the next), or None."""
     position = limit
     while (position := buffer.rfind(b"}", start, position)) >= 0:

@@ -7,18 +7,20 @@ of a thread's outermost operators without the calls that only enqueue a collecti
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.analyze.intervals import spans, subtract, union
+from labkit.analyze.intervals import pieces_outside, spans, subtract, union
 from labkit.analyze.kinds import clean_text
 from labkit.analyze.trace_columns import KERNEL, NO_DETAIL
 from labkit.analyze.trace_detail import CommDetail
 from labkit.analyze.trace_names import collective_in_kernel_name, is_comm_kernel, is_sync_marker
 from labkit.analyze.trace_read import Trace
+from labkit.analyze.trace_table import Codes
 
 COMM, COMPUTE, MEMORY = 0, 1, 2
 CLASSES = ("comm", "compute", "memory")
@@ -74,36 +76,36 @@ class Work:
 
 def device_work(trace: Trace) -> Work:
     """The work recorded in a trace: device work if there is any, else CPU operators and CPU collectives."""
-    names = [clean_text(name) for name in trace.columns.names]
-    places, merged = _labels(trace.columns.places)
-    if trace.columns.device.length:
-        return _gpu_work(trace, names, places, merged)
-    return _cpu_work(trace, names, places, merged)
+    return _gpu_work(trace) if trace.columns.device.length else _cpu_work(trace)
 
 
-def _labels(codes: dict[Any, int]) -> tuple[list[int | str], Ints]:
-    """Device, stream, process and thread labels: 7, "7" and "stream 7" are one place."""
-    labels: dict[int | str, int] = {}
-    merged = np.zeros(max(len(codes), 1), dtype=np.int64)
-    for value, code in codes.items():
-        label: int | str = clean_text(value)
-        if isinstance(value, (int, float)) and value == value and abs(value) < 2**63:
-            label = int(value)
-        elif isinstance(value, str) and (match := _NUMBERED.fullmatch(value)):
-            label = int(match[1])
-        merged[code] = labels.setdefault(label, len(labels))
-    return list(labels), merged
+def _place(value: Any) -> int | str:
+    """Label of a device, stream, process or thread: 7, "7" and "stream 7" are one place."""
+    if isinstance(value, (int, float)) and value == value and abs(value) < 2**63:
+        return int(value)
+    if isinstance(value, str) and (match := _NUMBERED.fullmatch(value)):
+        return int(match[1])
+    return clean_text(value)
 
 
-def _gpu_work(trace: Trace, names: list[str], places: list[int | str], merged: Ints) -> Work:
-    table, warnings = trace.columns.device, dict[str, str]()
+def _codes(values: Iterable[Any], codes: Codes) -> Ints:
+    return np.array([codes[value] for value in values] or [0], dtype=np.int64)
+
+
+def _gpu_work(trace: Trace) -> Work:
+    table, warnings, names, places = trace.columns.device, dict[str, str](), Codes(), Codes()
+    # A key stands for a name, a device, a stream and a kind of event: few, so loop over them and not over the rows.
+    keys, key = list(trace.columns.device_keys), table.column("key")
+    name = _codes((clean_text(each[0]) for each in keys), names)[key]
+    device = _codes((_place(each[1]) for each in keys), places)[key]
+    stream = _codes((_place(each[2]) for each in keys), places)[key]
+    what = np.array([each[3] for each in keys], dtype=np.int64)[key]
     comm_name = np.array([is_comm_kernel(name) for name in names], dtype=bool)
     sync_name = np.array([is_sync_marker(name) for name in names], dtype=bool)
-    name, what = table.column("name"), table.column("what")
     is_comm = comm_name[name] | (table.column("detail") != NO_DETAIL)
     cls = np.where(what != KERNEL, MEMORY, np.where(is_comm, COMM, COMPUTE))
     columns = {key: table.column(key) for key in ("start", "dur", "correlation", "detail")}
-    columns |= {key: merged[table.column(key)] for key in ("device", "stream")} | {"name": name, "cls": cls}
+    columns |= {"device": device, "stream": stream, "name": name, "cls": cls}
     order = np.argsort(columns["start"], kind="stable")
     order = order[~sync_name[name[order]]]
     repeated = _repeats([columns[k][order] for k in ("start", "dur", "device", "stream", "name", "correlation")])
@@ -122,9 +124,9 @@ def _gpu_work(trace: Trace, names: list[str], places: list[int | str], merged: I
         stream=columns["stream"],
         name=columns["name"],
         step=step,
-        launched=(launch_start > _NOWHERE) | (trace.columns.launch.length == 0),
-        names=names,
-        places=places,
+        launched=(launch_start > _NOWHERE) | (trace.columns.launch.column("correlation") < 0).all(),
+        names=list(names),
+        places=list(places),
         detail=np.where(columns["cls"] == COMM, columns["detail"], NO_DETAIL),
         details=trace.columns.details,
         has_steps=trace.columns.step.length > 0,
@@ -181,7 +183,7 @@ def _step_of(trace: Trace, time: Ints, pid: Ints) -> Ints:
         return step
     order = np.argsort(table.column("start"), kind="stable")
     begin, length, number = (table.column(key)[order] for key in ("start", "dur", "number"))
-    owner = table.column("pid")[order]
+    owner = table.column("pid")[order]  # the code of a pid, as in `pid`
     for process in np.unique(owner):
         mine = owner == process
         rows = slice(None) if mine.all() else pid == process
@@ -218,38 +220,43 @@ def _clipped(columns: dict[str, Ints], warnings: dict[str, str]) -> Ints | None:
     return clipped
 
 
-def _cpu_work(trace: Trace, names: list[str], places: list[int | str], merged: Ints) -> Work:
-    table = trace.columns.cpu
-    start, dur, name = (table.column(key) for key in ("start", "dur", "name"))
-    pid, tid = merged[table.column("pid")], merged[table.column("tid")]
-    detail = table.column("detail")
+def _cpu_work(trace: Trace) -> Work:
+    table, names, places, key = trace.columns.cpu, Codes(), Codes(), trace.columns.cpu.column("key")
+    start, dur, detail = (table.column(each) for each in ("start", "dur", "detail"))
+    keys = list(trace.columns.cpu_keys)
+    name = _codes((clean_text(each[0]) for each in keys), names)[key]
+    pid = _codes((_place(each[1]) for each in keys), places)[key]
+    tid = _codes((_place(each[2]) for each in keys), places)[key]
+    of_step = np.array([trace.columns.pids.get(each[1], -1) for each in keys] or [0], dtype=np.int64)[key]
     is_comm = detail != NO_DETAIL
     enqueues = np.array([bool(_ENQUEUE.match(text)) for text in names], dtype=bool)
-    loops = {int(merged[code]) for code in trace.columns.comm_threads}
-    rows = [(int(start[i]), int(dur[i]), COMM, int(i)) for i in np.flatnonzero(is_comm)]
+    loops = {places[_place(thread)] for thread in trace.columns.comm_threads}
+    # Rows as (start, end, class, row of the table); collectives first, then what each thread computes.
+    pieces = [np.stack([start, start + dur, np.full(len(start), COMM), np.arange(len(start))], axis=-1)[is_comm]]
     for process, thread in {(int(p), int(t)) for p, t in zip(pid, tid)}:
         mine = np.flatnonzero((pid == process) & (tid == thread))
         ops, comms = mine[~is_comm[mine]], mine[is_comm[mine]]
-        rows += _outermost(start, dur, ops, comms, enqueues[name[ops]], is_loop=thread in loops)
-    rows.sort()
-    source = np.array([row[3] for row in rows], dtype=np.int64)
+        if len(ops):
+            pieces.append(_outermost(start, dur, ops, comms, enqueues[name[ops]], is_loop=thread in loops))
+    rows = np.concatenate(pieces)
+    rows = rows[np.lexsort((rows[:, 3], rows[:, 0]))]
+    begun, source = rows[:, 0], rows[:, 3]
     processes = sorted(set(pid[source].tolist()))
     # One process is "cpu"; a file merged from several has one device for each.
     devices = np.searchsorted(processes, pid[source]) + len(places)
-    labels = ["cpu"] if len(processes) <= 1 else [f"cpu:{places[process]}" for process in processes]
-    begun = np.array([row[0] for row in rows], dtype=np.int64)
+    labels = ["cpu"] if len(processes) <= 1 else [f"cpu:{list(places)[process]}" for process in processes]
     work = Work(
         start=begun,
-        dur=np.array([row[1] for row in rows], dtype=np.int64),
-        cls=np.array([row[2] for row in rows], dtype=np.int64),
+        dur=rows[:, 1] - begun,
+        cls=rows[:, 2],
         device=devices,
         stream=tid[source],
         name=name[source],
-        step=_step_of(trace, begun, table.column("pid")[source]),
+        step=_step_of(trace, begun, of_step[source]),
         launched=np.ones(len(rows), dtype=bool),
-        names=names,
+        names=list(names),
         places=[*places, *labels],
-        detail=detail[source],
+        detail=np.where(rows[:, 2] == COMM, detail[source], NO_DETAIL),
         details=trace.columns.details,
         has_steps=trace.columns.step.length > 0,
         steps_by="start",
@@ -265,10 +272,11 @@ def _cpu_work(trace: Trace, names: list[str], places: list[int | str], merged: I
 
 def _outermost(
     start: Ints, dur: Ints, ops: Ints, comms: Ints, enqueues: NDArray[np.bool_], *, is_loop: bool
-) -> list[tuple[int, int, int, int]]:
-    """Stretches of one thread's outermost operators, without enqueueing calls and a run loop's own collectives."""
-    if not len(ops):
-        return []
+) -> Ints:
+    """Stretches of one thread's outermost operators, without enqueueing calls and a run loop's own collectives.
+
+    Returns rows of (start, end, COMPUTE, row of the table); shape (n, 4).
+    """
     own_comm = union(spans(start[comms], dur[comms]))
     op_union = union(spans(start[ops], dur[ops]))
     # A thread that computes only while it runs a collective is a run loop, whatever it is called.
@@ -277,13 +285,9 @@ def _outermost(
     hidden = union(np.concatenate(not_compute))
     order = ops[np.lexsort((-dur[ops], start[ops]))]
     begin, end = start[order], (start + dur)[order]
-    reach = np.concatenate([[begin[0]], np.maximum.accumulate(end)[:-1]])
-    rows: list[tuple[int, int, int, int]] = []
-    for i in np.flatnonzero((end > reach) & (dur[order] > 0)):
-        piece = np.array([[max(begin[i], reach[i]), end[i]]])
-        near = slice(
-            np.searchsorted(hidden[:, 1], piece[0, 0], side="right"), np.searchsorted(hidden[:, 0], piece[0, 1])
-        )
-        for left, right in subtract(piece, hidden[near]):
-            rows.append((int(left), int(right - left), COMPUTE, int(order[i])))
-    return rows
+    reach = np.concatenate([begin[:1], np.maximum.accumulate(end)[:-1]])
+    outer = (end > reach) & (dur[order] > 0)
+    stretch = np.stack([np.maximum(begin, reach)[outer], end[outer]], axis=-1)
+    row = order[outer]
+    visible, index = pieces_outside(stretch, hidden)
+    return np.concatenate([np.insert(visible, 2, COMPUTE, axis=1), row[index].reshape(-1, 1)], axis=1)
