@@ -1,5 +1,6 @@
 """Formats: the C representation through struct as oracle, printed bit patterns, every small number enumerated."""
 
+import itertools
 import math
 import struct
 import sys
@@ -85,9 +86,9 @@ def test_arithmetic_is_what_c_computes(x, y):
 def test_rounding_to_the_nearest_of_all_numbers(dtype):
     """Slow version: midpoints, points beside them and the numbers themselves, against a search over all numbers."""
     numbers = all_numbers(dtype)
-    for low, high in zip(numbers, numbers[1:]):
+    for i, (low, high) in enumerate(itertools.pairwise(numbers)):
         middle = (low + high) / 2
-        even = low if numbers.index(low) % 2 == 0 else high
+        even = low if i % 2 == 0 else high
         for value, expected in ((low, low), (middle, even), (math.nextafter(middle, low), low),
                                 (math.nextafter(middle, high), high)):
             assert fp.round_to(value=value, dtype=dtype) == expected

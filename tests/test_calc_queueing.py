@@ -64,7 +64,7 @@ def test_exponential_service_is_the_simple_queue(utilisation, spread):
 
 @given(n=st.integers(1, 3000))
 def test_harmonic_numbers_grow_like_the_logarithm(n):
-    """ln n + 0.5772 < H_n < ln n + 0.5772 + 1 / (2 n)."""
+    """Euler: ln n + 0.5772 < H_n < ln n + 0.5772 + 1 / (2 n)."""
     excess = queueing.longest_over_mean(num_samples=n) - math.log(n) - 0.5772156649
     assert -1e-9 < excess < 1 / (2 * n) + 1e-9
 
