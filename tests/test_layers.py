@@ -27,7 +27,8 @@ MAY_IMPORT = {
     "claims": CORE | {"records", "machine", "presets", "calc", "ledger"},
     "ledger": CORE | {"records", "machine", "presets", "calc", "ledger"},
     "doctor": CORE | {"machine", "presets", "experiments"},
-    "experiments": CORE | DATA | {"calc", "records", "launch", "analyze", "plots", "presets", "machine", "provenance"},
+    "experiments": CORE | DATA | {
+        "calc", "records", "launch", "analyze", "plots", "presets", "machine", "provenance", "claims"},
     "batch": CORE | {"records", "presets", "machine", "claims"},
     "book": None,
     "cli": None,

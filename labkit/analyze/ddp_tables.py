@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from labkit.calc.ddp_prediction import in_case_order
 from labkit.records import RunRecord
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def cases_frame(record: RunRecord) -> pd.DataFrame:
     accum = f"{record.params['accum_cap_mib']:g} MiB"
     sizes = results.get("bucket_sizes_bytes", {})
     rows = []
-    for case in [*sizes, *results.get("accum_collectives", {})]:
+    for case in in_case_order(cases=[*sizes, *results.get("accum_collectives", {})]):
         buckets = sizes.get(case, sizes[accum])
         time = results["step_time_ms"].get(case, {})
         wire = results["wire_bytes_per_rank"].get(case)
@@ -90,8 +91,8 @@ def comparison(records: Sequence[RunRecord], *, reported: Mapping[str, Mapping[s
     columns["8x V100 (quoted)"] = reported
     rows = []
     for result, unit in COMPARED.items():
-        cases = list(dict.fromkeys(case for known in columns.values() for case in known.get(result) or {}))
-        for case in cases:
+        cases = {case for known in columns.values() for case in known.get(result) or {}}
+        for case in in_case_order(cases=cases):
             values = {name: _number((known.get(result) or {}).get(case)) for name, known in columns.items()}
             rows.append({"result": result, "case": case, "unit": unit, **values})
     return pd.DataFrame(rows, columns=["result", "case", "unit", *columns]).convert_dtypes()

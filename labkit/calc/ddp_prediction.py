@@ -9,7 +9,7 @@ micro-step, reduced once), m1a8-sync-every (reduced in every micro-step).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from labkit.calc._require import require_int
@@ -24,6 +24,27 @@ from labkit.calc.tinygpt import tinygpt_parameters
 
 VARIANTS = ("m8a1", "m1a8-no_sync", "m1a8-sync-every")
 MIB = 2**20
+
+
+def in_case_order(*, cases: Iterable[str]) -> list[str]:
+    """Cases as tables and figures show them: caps by size, then the accumulation variants, then anything else.
+
+    Args:
+        cases: names, e.g. the keys of a record, which JSON keeps in alphabetical order.
+
+    Returns: the same names.
+    Assumes: caps are written "<number> MiB".
+    Source: the order of the report's tables in sections 3.4 and 3.5.
+
+    >>> in_case_order(cases=["100 MiB", "m1a8-no_sync", "25 MiB", "m8a1"])
+    ['25 MiB', '100 MiB', 'm8a1', 'm1a8-no_sync']
+    """
+    def place(case: str) -> tuple[int, float, str]:
+        if case in VARIANTS:
+            return (1, VARIANTS.index(case), case)
+        return (0, float(case.removesuffix(" MiB")), case) if case.endswith(" MiB") else (2, 0.0, case)
+
+    return sorted(cases, key=place)
 
 
 def gradient_ready_order(*, names: Sequence[str]) -> list[str]:

@@ -213,7 +213,7 @@ def run(params: Params, *, preset: str = "custom", run_id: str | None = None,
         environment=provenance.collect(argv[0] if argv else (), run_dir=run_dir), prediction=prediction,
         failure=failure, artifacts=describe_artifacts(run_dir, files), notes=_notes(params), **outcome)
     publish(record, run_dir)
-    return record
+    return load_record(run_dir)  # as published: without this machine's paths
 
 
 def _launch(params: Params, folder: Path, *, index: int, progress: Callable[[str], None] | None) -> list[str]:

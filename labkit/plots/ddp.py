@@ -10,6 +10,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from labkit.calc.ddp_prediction import in_case_order
 from labkit.plots.style import COLORS, GREY, PATTERNS, figure, measured, predicted, quoted
 
 MIB = 2**20
@@ -22,7 +23,7 @@ def bucket_sizes(sizes_bytes: Mapping[str, Sequence[int]], *, caption: str = "")
         sizes_bytes: cap -> sizes of its rebuilt buckets, bytes, in fill order.
         caption: hardware, record id and date.
     """
-    caps = list(sizes_bytes)
+    caps = in_case_order(cases=sizes_bytes)
     counts = ", ".join(f"{len(sizes_bytes[cap])} at {cap}" for cap in caps)
     fig = figure(f"The last bucket holds a tensor that no cap can split: {len(sizes_bytes[caps[0]])} buckets at "
                  f"{caps[0]}, {len(sizes_bytes[caps[-1]])} at {caps[-1]}",
@@ -52,8 +53,9 @@ def timeline(cases: Mapping[str, Mapping[str, Any]], *, shown: Sequence[str] | N
         shown: cases to draw; those named by a cap if not given.
         caption: hardware, record id and date.
     """
-    chosen = [case for case in cases if (case in shown if shown is not None else case.endswith("MiB"))]
-    lanes = [(case, rank) for case in chosen for rank in cases[case]]
+    chosen = [case for case in in_case_order(cases=cases)
+              if (case in shown if shown is not None else case.endswith("MiB"))]
+    lanes = [(case, rank) for case in chosen for rank in sorted(cases[case], key=int)]
     fig = figure("Communication starts when the first bucket is full, and what compute cannot hide is exposed",
                  x="time from the first work of the step (ms)", y="cap, rank", caption=caption,
                  height=90 + 46 * len(lanes),
@@ -92,7 +94,7 @@ def tokens_per_s(rates: Mapping[str, Mapping[str, Any]], *, name: str, quoted_ra
         quoted_rates: case -> tokens/s of the report.
         caption: hardware, record id and date.
     """
-    cases = list(rates)
+    cases = in_case_order(cases=rates)
     best = max(cases, key=lambda case: rates[case]["value"])
     num = min(rates[case]["n"] for case in cases)
     title = f"{best} moves most tokens" if num > 2 else "Too few samples to rank the cases"
@@ -122,7 +124,7 @@ def predicted_vs_seen(prediction: Mapping[str, Any], results: Mapping[str, Any],
     """
     expected = {**prediction["collectives_per_step"], **prediction["accum_collectives"]}
     seen = {**results["collectives_per_step"], **results["accum_collectives"]}
-    cases = list(expected)
+    cases = in_case_order(cases=expected)
     num_equal = sum(expected[case] == seen.get(case) for case in cases)
     fig = figure(f"{num_equal} of {len(cases)} counts came out as predicted", x="bucket cap, or accumulation variant",
                  y="all-reduces per optimizer step", caption=caption,

@@ -8,6 +8,7 @@ and `trace_<case>_rank<k>.json` of torch's profiler. Profiled steps give structu
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -209,7 +210,8 @@ def equivalence(session: Session, params: dict[str, Any]) -> None:
             losses[case].append(finite(loss))
         final[case] = {name: parameter.detach() for name, parameter in trainer.model.named_parameters()}
         session.say(f"equivalence {case}: {len(losses[case])} steps")
-        del ddp
+        del ddp, trainer
+        gc.collect()
     session.write("equivalence", losses=losses, parameters=gradients.difference(final["m1a8-no_sync"], final["m8a1"]))
 
 
@@ -231,6 +233,7 @@ def run_all(session: Session, params: dict[str, Any]) -> None:
                 no_sync_traps(trainer, ddp)
                 straggler_steps(trainer, ddp, params["straggler_sleep_ms"] / 1e3)
         del ddp
+        gc.collect()  # a dropped DDP sits in a reference cycle, and its hooks go only when its reducer goes
     if is_checked:
         after = gradients.tensor_digests(named)
         session.write("end", weights_moved=sorted(name for name in before if before[name] != after[name]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -115,7 +114,6 @@ def wrap(trainer: Trainer, cap_mib: float, *, is_first: bool = True) -> Distribu
 
     Only the first wrapper of a model sends rank 0's weights to the others; they do not move after that.
     """
-    gc.collect()  # a dropped DDP sits in a reference cycle, and its hooks go only when its reducer goes
     devices = [trainer.session.device.index] if trainer.session.is_cuda else None
     return DistributedDataParallel(
         trainer.model, device_ids=devices, bucket_cap_mb=cap_mib, gradient_as_bucket_view=True,  # type: ignore[arg-type]
