@@ -13,7 +13,13 @@ from labkit.paths import ROOT
 
 CONFIG = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
 TOC = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
-PAGES = [TOC["root"], *[chapter["file"] for part in TOC["parts"] for chapter in part["chapters"]]]
+CHAPTERS = [chapter for part in TOC["parts"] for chapter in part["chapters"]]
+GLOBBED = [path for c in CHAPTERS if "glob" in c for path in sorted(ROOT.glob(f"{c['glob']}.md"))]
+PAGES = [
+    TOC["root"],
+    *[chapter["file"] for chapter in CHAPTERS if "file" in chapter],
+    *[path.relative_to(ROOT).with_suffix("").as_posix() for path in GLOBBED],
+]
 
 
 def prose(path):
@@ -62,7 +68,8 @@ def test_every_page_of_the_contents_exists_and_has_one_title(page):
 
 
 def test_every_page_of_the_book_folder_is_in_the_contents():
-    assert {f"book/{path.stem}" for path in (ROOT / "book").glob("*.md")} == {p for p in PAGES if p.startswith("book/")}
+    found = {path.relative_to(ROOT).with_suffix("").as_posix() for path in (ROOT / "book").rglob("*.md")}
+    assert found == {page for page in PAGES if page.startswith("book/")}
 
 
 def test_only_pages_are_built():

@@ -18,7 +18,7 @@ NB = "\N{NO-BREAK SPACE}"
         (56.04, "", "ms", "56.04 ms"),
         (0.000123456, "", None, "0.0001235"),
         (32235.4, "", "tokens/s", "32,235 tokens/s"),
-        (9.89e14, "", "FLOP/s", "989,000,000,000,000 FLOP/s"),
+        (9.89e14, "", "FLOP/s", "989 TFLOP/s"),
         (9.891e15, ".3e", "FLOP/s", "9.891e+15 FLOP/s"),
         (13.0, "", None, "13"),
         (True, "", None, "yes"),
@@ -121,3 +121,21 @@ def test_a_value_of_any_shape_on_one_line():
     assert short_value({"a": 333.12249}, exact=False) == "a: 333.1"
     assert short_value(None) == "" and short_value({"a": None}) == "a: unknown"
     assert short_value("word " * 50, limit=20) == "word word word word …"
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (98304000, "bytes", "93.75 MiB"),
+        (2, "bytes", "2 bytes"),
+        (4.3e12, "bytes/s", "4.3 TB/s"),
+        (0.0000234, "s", "23.4 µs"),
+        (75.0, "s", "75 s"),
+        (0, "s", "0 s"),
+        (1.979e15, "FLOP/s", "1.979 PFLOP/s"),
+        (1023, "bytes", "1023 bytes"),
+    ],
+)
+def test_base_units_become_readable_without_a_format(value, unit, text):
+    assert show_value(value, unit=unit).replace(NB, " ") == text
+    assert show_value(value, "bare", unit=unit) != text, "a format says what it wants"

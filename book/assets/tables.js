@@ -93,6 +93,26 @@
     table.dataset.ready = "";
   }
 
+  // A table that pandas printed: numbers to the right, texts to the left, no counting index, a dash for an unknown.
+  function tidyFrame(table) {
+    const rows = rowsOf(table);
+    const width = Math.max(0, ...rows.map((row) => row.cells.length));
+    const counted = rows.length && rows.every((row, i) => row.cells[0].tagName === "TH" && text(row.cells[0]) === String(i));
+    for (const row of table.rows) {
+      if (counted && row.cells.length === width) row.cells[0].hidden = true;
+    }
+    for (let column = 0; column < width; column += 1) {
+      const cells = rows.map((row) => row.cells[column]).filter(Boolean);
+      for (const cell of cells) if (/^(NaN|None|NaT|<NA>)$/.test(text(cell))) cell.textContent = "\u2013";
+      const number = cells.every((cell) => /^(\u2013|[-+]?[\d.,]+(e[-+]?\d+)?%?)$/.test(text(cell)));
+      const head = table.tHead?.rows.length === 1 ? table.tHead.rows[0].cells[column] : undefined;
+      for (const cell of head ? [...cells, head] : cells) cell.classList.add(number ? "lk-right" : "lk-left");
+    }
+  }
+
+  for (const table of document.querySelectorAll(".cell_output table.dataframe")) {
+    if (table.tBodies.length) tidyFrame(table);
+  }
   for (const table of document.querySelectorAll("table.lk-table")) {
     if (table.classList.contains("lk-cards")) labelCells(table);
     if (table.classList.contains("lk-filter")) makeFilter(table);

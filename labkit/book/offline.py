@@ -17,7 +17,8 @@ def add_scripts(app: Any, pagename: str, templatename: str, context: dict[str, A
         return
     if any(f'class="{MARK}"' in node.astext() for node in doctree.findall(nodes.raw)):
         app.add_js_file("plotly-lazy.js", loading_method="defer")
-    if any(TABLE_CLASSES & set(node["classes"]) for node in doctree.findall(nodes.table)):
+    frames = any('class="dataframe"' in node.astext() for node in doctree.findall(nodes.raw))
+    if frames or any(TABLE_CLASSES & set(node["classes"]) for node in doctree.findall(nodes.table)):
         app.add_js_file("tables.js", loading_method="defer")
 
 

@@ -22,6 +22,14 @@ _SCALES: dict[str, dict[str, float]] = {
     "operation rate": {"FLOP/s": 1, "GFLOP/s": 1e9, "TFLOP/s": 1e12, "PFLOP/s": 1e15},
     "share": {"ratio": 1, "%": 0.01},
 }
+_READABLE: dict[str | None, tuple[str, ...]] = {
+    "bytes": ("GiB", "MiB", "KiB"),
+    "bytes/s": ("TB/s", "GB/s", "MB/s", "kB/s"),
+    "FLOP/s": ("PFLOP/s", "TFLOP/s", "GFLOP/s"),
+    "FLOP": ("TFLOP", "GFLOP", "MFLOP"),
+    "s": ("s", "ms", "us", "ns"),
+}
+"""Base unit -> units for people, largest first; taken when no format is given."""
 _SUFFIXES = (
     ("_flop_per_byte", "FLOP/B"), ("_flop_per_s", "FLOP/s"), ("_gb_per_s", "GB/s"), ("_bytes_per_s", "bytes/s"),
     ("_tokens_per_s", "tokens/s"), ("_req_per_s", "requests/s"), ("_bytes", "bytes"), ("_flop", "FLOP"),
@@ -67,6 +75,8 @@ def show_value(value: Any, spec: str = "", *, unit: str | None = None, exact: bo
     if is_quantity(value):
         value, unit = value["value"], value["unit"]
     spec, _, wanted = spec.partition(" ")
+    if not (spec or exact) and unit in _READABLE and isinstance(value, int | float) and not isinstance(value, bool):
+        wanted = _readable_unit(value, unit)
     if value is None:
         raise LookupProblem("the value is unknown (null)")
     if isinstance(value, Mapping):
@@ -98,6 +108,12 @@ def convert(value: Any, unit: str | None, wanted: str) -> Any:
     if ours != theirs or ours is None or isinstance(value, bool) or not isinstance(value, int | float):
         raise LookupProblem(f"the value is in {unit}, the format asks for {wanted}")
     return value * _SCALES[ours][unit] / _SCALES[ours][wanted]
+
+
+def _readable_unit(value: float, unit: str | None) -> str:
+    """The largest unit for people in which the value is at least 1; the unit itself when there is none."""
+    scale = _SCALES[str(_dimension(unit))]
+    return next((name for name in _READABLE[unit] if abs(value) >= scale[name]), str(unit))
 
 
 def _dimension(unit: str | None) -> str | None:
