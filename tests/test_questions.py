@@ -12,8 +12,9 @@ import re
 from functools import lru_cache
 
 import pytest
+from docutils import nodes
 
-from labkit.book import drawing, lookup, sources
+from labkit.book import drawing, lookup, question_list, sources
 from labkit.book.values import LookupProblem
 from labkit.paths import ROOT
 
@@ -233,3 +234,24 @@ def test_checks_bite():
 def test_no_two_pages_share_a_number():
     numbers = [path.stem[:3] for path in PAGES]
     assert len(numbers) == len(set(numbers))
+
+
+def test_the_list_reads_every_page():
+    questions = question_list.read_questions()
+    assert [q.path for q in questions] == PAGES
+    assert all(q.area and not set("`$\\") & set(q.title) and q.title.endswith("?") for q in questions)
+    assert all(q.area != "systems" for q in questions if q.number < 30)
+    table = question_list.question_table(questions)
+    links = [link["refuri"] for link in table.findall(nodes.reference) if "questions" in link["refuri"]]
+    assert links == [f"labkit:book/questions/{path.stem}#{path.stem[:3]}" for path in PAGES]
+
+
+def test_a_page_can_name_its_area_and_lab(tmp_path):
+    text = "(q41)=\n# Q41. Is `a` $b$?\n\n% area: training\n% lab: no_such_lab\n"
+    (tmp_path / "q41_a.md").write_text(text, encoding="utf-8")
+    (question,) = question_list.read_questions(tmp_path)
+    assert (question.title, question.area, question.lab) == ("Is a b?", "training", "no_such_lab")
+    assert "no_such_lab (not here yet)" in question_list.question_table([question]).astext()
+    (tmp_path / "q42_b.md").write_text("(q42)=\n# Q43. No?\n", encoding="utf-8")
+    with pytest.raises(LookupProblem, match=r"q42_b\.md: expected \(qNN\)="):
+        question_list.read_questions(tmp_path)

@@ -9,7 +9,7 @@ from docutils import nodes
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
-from labkit.book import evidence, flow, hardware_page, ledger_page, reports
+from labkit.book import evidence, flow, hardware_page, ledger_page, question_list, reports
 from labkit.book.drawing import Drawing
 from labkit.book.formula_sheet import formula_sections
 from labkit.book.tables import Row, make_table
@@ -114,6 +114,16 @@ class Flow(_Generated):
         return [nodes.raw("", html, format="html")]
 
 
+class QuestionList(_Generated):
+    """`{question-list}`: the interview questions that have a page, with area and lab."""
+
+    def make(self) -> Sequence[nodes.Node]:
+        questions = question_list.read_questions()
+        for question in questions:
+            self.env.note_dependency(str(question.path))
+        return [question_list.question_table(questions)]
+
+
 class EvidenceKinds(_Generated):
     """`{evidence-kinds}`: the badges and what they mean."""
 
@@ -124,7 +134,7 @@ class EvidenceKinds(_Generated):
 
 DIRECTIVES = {
     "claim-ledger": ClaimLedger, "status-words": StatusWords, "errata": Errata, "formula-sheet": FormulaSheet,
-    "hardware-table": HardwareTable, "drawing": Drawing,
+    "hardware-table": HardwareTable, "drawing": Drawing, "question-list": QuestionList,
     "run-list": RunList, "status": Status, "flow": Flow, "evidence-kinds": EvidenceKinds,
 }
 
