@@ -195,6 +195,7 @@ def test_one_thing_and_its_parts(ledger):
 def test_functions_notice_what_does_not_hold():
     h100 = {"peak_flop_per_s": 989.5e12, "bytes_per_s": 3.35e12}
     assert question_checks.critical_rows_reach_the_ridge(shapes=[[7168, 4096]], **h100)
+    assert not question_checks.critical_rows_reach_the_ridge(shapes=[[512, 512]], **h100), "it has no such M"
     assert not question_checks.tiled_softmax_is_exact(num_keys=97, tiles=[5], tolerance=0.0)
     assert question_checks.block_key_carries_the_prefix([1, 2, 3, 4], [9, 2, 3, 4], 2)
     assert not question_checks.block_key_carries_the_prefix([1, 2, 3, 4], [9, 2, 3, 5], 2), "unequal second blocks"

@@ -129,10 +129,9 @@ def claim_link(claim_id: str) -> nodes.Node:
 
 def printed_value(claim: Any) -> str:
     """A claim's value on one line: each entry of a list by its name and with its own unit, where it has them."""
-    units = claim.unit if isinstance(claim.unit, list) else []
-    if not isinstance(claim.value, list) or not (units or claim.entries):
+    if not isinstance(claim.value, list) or not (isinstance(claim.unit, list) or claim.entries):
         return short_value(claim.value, claim.unit, decimals=claim.decimals)
-    units = units or [claim.unit] * len(claim.value)
+    units: list[Any] = claim.unit if isinstance(claim.unit, list) else [claim.unit for _ in claim.value]
     names = [f"{name}: " for name in claim.entries] or [""] * len(claim.value)
     parts = (short_value(item, unit, decimals=claim.decimals) for item, unit in zip(claim.value, units))
     return "; ".join(name + part for name, part in zip(names, parts))

@@ -50,7 +50,7 @@ def claim_number(text: str) -> Number:
     if not spec and claim.decimals is not None and claim.decimals >= 0 and isinstance(value, float):
         spec = f".{claim.decimals}f"
     kind, detail = _claim_evidence(claim, key)
-    if isinstance(claim.unit, list) and not key:
+    if isinstance(claim.unit, list) and isinstance(value, list) and not key:
         shown = ", ".join(show_value(item, spec, unit=unit, exact=True) for item, unit in zip(value, claim.unit))
     else:
         shown = show_value(value, spec, unit=_unit_at(claim, key), exact=True)

@@ -37,6 +37,8 @@ def critical_rows_reach_the_ridge(
     ridge = peak_flop_per_s / bytes_per_s
     for k, n in shapes:
         rows = gemm.critical_rows(k=k, n=n, ridge_flop_per_byte=ridge)
+        if rows is None:  # such a product never reaches the ridge
+            return False
         below, above = (gemm.gemm_intensity_flop_per_byte(m=int(rows) + i, n=n, k=k) for i in (0, 1))
         flop, moved = 2 * rows * k * n, 2 * (rows * k + k * n + rows * n)
         if not (below < ridge < above and abs(flop / moved - ridge) < 1e-9 * ridge):
