@@ -69,7 +69,8 @@ def test_choice_fits_every_row_length(hidden, is_aligned):
     whole = hidden // 8 * 8 if config.kind == "shifted" else hidden
     assert config.kind == "loop" or config.block * (config.rows if config.kind == "persistent" else 1) >= whole
     if config.kind == "loop":
-        assert config.block == 8 * 32 * config.num_warps, "a thread moves 16 bytes"
+        vectors = config.block / (8 * 32 * config.num_warps)
+        assert vectors in (1, 2), "16 bytes a thread, once or twice"
     assert all(c.label() for c in rmsnorm_tune.candidates(hidden))
 
 
