@@ -23,7 +23,7 @@ def spaces_and_stores() -> go.Figure:
     box(fig, 0, 4.5, 10, 0.7, "L2 cache, shared by all SMs")
     box(fig, 0, 2.0, 10, 2.0, index=2)
     label(fig, 0.15, 3.75, "<b>device memory</b>", anchor="left")
-    for index, name in enumerate(("global", "local", "constant<br>parameters", "texture")):
+    for index, name in enumerate(("global", "local", "constant,<br>kernel<br>args", "texture")):
         box(fig, 0.3 + 2.4 * index, 2.2, 2.2, 1.2, f"<b>{name}</b>", index=2)
     box(fig, 0, 0, 10, 1.1, index=4)
     label(fig, 0.15, 0.85, "<b>host memory</b>", anchor="left")

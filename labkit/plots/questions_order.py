@@ -9,7 +9,7 @@ from labkit.plots.style import bars, figure
 
 NUM_VALUES = 512
 NUM_ORDERS = 60
-METHODS = {"serial": "one by one", "pairwise": "tree, shuffled", "kahan": "Kahan"}
+METHODS = {"serial": "serial", "pairwise": "tree", "kahan": "Kahan"}
 
 
 def patterns_by_method() -> go.Figure:
@@ -21,7 +21,7 @@ def patterns_by_method() -> go.Figure:
             name: num_patterns("order", num_values=NUM_VALUES, num_orders=NUM_ORDERS, method=method, dtype=dtype)
             for method, name in METHODS.items()
         }
-        counts["fixed order"] = num_patterns(
+        counts["fixed"] = num_patterns(
             "order", num_values=NUM_VALUES, num_orders=1, method="pairwise", dtype=dtype
         )
         bar = bars(list(counts), list(counts.values()), name=dtype.replace("float", "FP"), index=index)
