@@ -12,7 +12,7 @@ help:
 	@echo "make book      build the book (runs the labs that have no executed copy yet)"
 	@echo "make serve     open the notebooks in JupyterLab"
 	@echo "make mutants   plant every known error and demand that a test notices"
-	@echo "make lint      ruff and pyright"
+	@echo "make lint      ruff and basedpyright"
 	@echo "make bench     measure the tools themselves (trace analyzer against traceinsight)"
 	@echo "make clean     remove build/ and caches; keeps .venv, runs/ and data/"
 
@@ -37,7 +37,7 @@ mutants: setup
 
 lint: setup
 	@$(PY) -m ruff check .
-	@$(PY) -m pyright
+	@$(PY) -m basedpyright
 
 bench: setup
 	@$(PY) benchmarks/trace_speed.py

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from labkit.presets import UsageError, unknown_name
 from labkit.records import RecordError, RunRecord
