@@ -28,7 +28,7 @@ def three_schemes() -> go.Figure:
     rows = (
         (7.6, "<b>all-gather KV</b>: p shards alive", "all KV", 0),
         (4.3, "<b>all-gather Q</b>: partial outputs merge", "all Q", 1),
-        (0.65, "<b>ring</b>: p − 1 transfers, 2 shards alive", "KV next", 2),
+        (0.65, "<b>ring</b>: p − 1 transfers, 2 shards alive", "next KV", 2),
     )
     for y, text, extra, index in rows:
         label(fig, 0, y + 2.35, text, anchor="left")
