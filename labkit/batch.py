@@ -187,8 +187,9 @@ def build_book(*, log: Callable[[str], None]) -> Path:
     log("building the book")
     BUILD.mkdir(exist_ok=True)
     started = time.perf_counter()
-    argv = [sys.executable, "-m", "jupyter_book", "build", str(ROOT), "--path-output", str(BUILD), "--all", "-W", "-n",
-            "--keep-going"]
+    # jupyter_book has no __main__, and its script may not be on the path.
+    argv = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build", str(ROOT), "--path-output",
+            str(BUILD), "--all", "-W", "-n", "--keep-going"]
     with open(BUILD / "book.log", "w", encoding="utf-8") as stream:
         failed = subprocess.run(argv, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT).returncode != 0
     if failed:
