@@ -151,17 +151,19 @@ def test_steps_follow_the_launch_even_when_work_runs_later(analyze):
         launch(1, 90),
         kernel(GEMM, 150, 10, correlation=1),  # launched in 7, runs during 8
         launch(2, 110),
-        launch(2, 109, cat="cuda_driver", name="cuLaunchKernelEx"),
         kernel(NCCL, 250, 20, stream=20, correlation=2),  # runs after 8 ended
+        launch(4, 100.5, cat="cuda_driver", name="cuLaunchKernelEx"),  # inside the runtime call of the same number,
+        launch(4, 99.5),  # which began in 7
+        kernel(GEMM, 400, 3, correlation=4),
         launch(3, 205),
         kernel(GEMM, 300, 5, correlation=3),  # launched outside
         kernel(NCCL, 1, 4, stream=20, correlation=99),  # launched before recording began
     ]
     answer = analyze(events)
-    assert {k: (s["compute_us"], s["comm_us"]) for k, s in answer["steps"].items()} == {"7": (10, 0), "8": (0, 20)}
+    assert {k: (s["compute_us"], s["comm_us"]) for k, s in answer["steps"].items()} == {"7": (13, 0), "8": (0, 20)}
     assert (answer["outside_steps"]["compute_us"], answer["outside_steps"]["comm_us"]) == (5, 4)
     assert answer["warnings"] == ["kernels without a launch in the file"]
-    assert answer["warning_details"]["kernels without a launch in the file"].startswith("1 of 4")
+    assert answer["warning_details"]["kernels without a launch in the file"].startswith("1 of 5")
 
 
 def test_step_edges_are_half_open_and_steps_belong_to_their_process(analyze):
