@@ -13,7 +13,7 @@ from labkit.paths import ROOT
 
 CONFIG = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
 TOC = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
-CHAPTERS = [chapter for part in TOC["parts"] for chapter in part["chapters"]]
+CHAPTERS = [c for part in TOC["parts"] for chapter in part["chapters"] for c in (chapter, *chapter.get("sections", []))]
 GLOBBED = [path for c in CHAPTERS if "glob" in c for path in sorted(ROOT.glob(f"{c['glob']}.md"))]
 PAGES = [
     TOC["root"],

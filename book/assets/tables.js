@@ -106,7 +106,11 @@
       for (const cell of cells) if (/^(NaN|None|NaT|<NA>)$/.test(text(cell))) cell.textContent = "\u2013";
       const number = cells.every((cell) => /^(\u2013|[-+]?[\d.,]+(e[-+]?\d+)?%?)$/.test(text(cell)));
       const head = table.tHead?.rows.length === 1 ? table.tHead.rows[0].cells[column] : undefined;
-      for (const cell of head ? [...cells, head] : cells) cell.classList.add(number ? "lk-right" : "lk-left");
+      const long = cells.some((cell) => text(cell).length > 30);
+      for (const cell of head ? [...cells, head] : cells) {
+        cell.classList.add(number ? "lk-right" : "lk-left");
+        cell.classList.toggle("lk-long", long);
+      }
     }
   }
 
