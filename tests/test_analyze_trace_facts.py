@@ -384,6 +384,12 @@ def test_a_cpu_only_recording_of_an_nccl_job_says_that_communication_is_unknown(
     assert answer["comm_us"] is None and answer["n_comm"] is None and answer["compute_us"] == 50
 
 
+def test_annotations_alone_are_no_work(analyze):
+    answer = analyze([cpu("nccl:all_reduce", 0, 9, cat="gpu_user_annotation"), cpu("f", 0, 9, cat="python_function")])
+    assert (answer["n_comm"], answer["n_compute"], answer["overlap_fraction"]) == (0, 0, None)
+    assert answer["warnings"] == ["no device or operator work in the file"]
+
+
 def test_several_processes_in_one_cpu_file_stay_apart(analyze):
     events = [cpu("aten::mm", 0, 50, pid=1), cpu("gloo:all_reduce", 0, 50, pid=2, tid=9, cat="user_annotation")]
     answer = analyze(events)

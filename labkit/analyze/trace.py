@@ -108,6 +108,8 @@ def identity(trace: Trace, work: Work) -> dict[str, Any]:
     resolution = columns.resolution.warning()
     if resolution:
         warnings[resolution] = "epoch microseconds written from doubles: shorter differences are rounding"
+    if columns.num_spans and not len(work.start):
+        warnings["no device or operator work in the file"] = f"{columns.num_spans} events have durations, none is work"
     if columns.num_negative:
         warnings["negative duration"] = f"{columns.num_negative} events left out"
     if columns.num_without_time:

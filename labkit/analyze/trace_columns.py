@@ -76,7 +76,7 @@ class TraceColumns:
         cpu: start, dur, key, detail (operators, and collectives where `detail` is not NO_DETAIL); `cpu_keys` numbers
             (name, pid, tid).
         details: what `detail` numbers. pids: what `pid` numbers. Times are ns.
-        num_events: everything seen, kept or not.
+        num_events: everything seen, kept or not; num_spans: those with a duration (`ph` X).
     """
 
     def __init__(self, *, exact: bool = False) -> None:
@@ -93,6 +93,7 @@ class TraceColumns:
         """B and E events, in file order, for `trace_pairs`."""
         self.resolution = Resolution()
         self.num_events = 0
+        self.num_spans = 0
         self.num_launch_annotations = 0
         """`nccl:...` annotations on the CPU: launches of work that a device trace would show."""
         self._detail_codes: dict[Any, int] = {}
@@ -125,6 +126,7 @@ class TraceColumns:
             elif event.ph == "M" and event.name == "thread_name" and _is_gloo_loop(event.args):
                 self.comm_threads.add(str(event.tid))
         self.num_events += len(events)
+        self.num_spans += len(events) - len(others)
         for what, kernels in sorter.device.items():
             if kernels:
                 self._add_device(kernels, what)
