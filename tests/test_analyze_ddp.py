@@ -229,7 +229,7 @@ def events(rows):
 
 
 def test_first_communication_by_hand():
-    # Compute 10..14, 12..16 (union 6) and 20..24 (4). Communication from 15: 5 of 10 ms lie before, 5 ms from the start.
+    # Compute 10..14 and 12..16 (union 6), 20..24 (4). Communication from 15: 5 ms from the start, 5 of 10 ms before it.
     frame = events([("compute", 10, 14, None), ("compute", 12, 16, None), ("comm", 15, 21, 2**21),
                     ("compute", 20, 24, None), ("comm", 22, 30, None)])
     assert before_first_comm(frame) == {"first_comm_ms": 5.0, "compute_before_comm_pct": 50.0}

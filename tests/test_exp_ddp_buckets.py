@@ -1,6 +1,5 @@
 """The DDP lab on two real ranks with a tiny model, and what the slice does when a run goes wrong."""
 
-import dataclasses
 import json
 import shutil
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from labkit.experiments import ddp_buckets as exp
 from labkit.hardware import load_profile
 from labkit.launch.process import LaunchError, LaunchResult
 from labkit.presets import available_presets, build_params
-from labkit.records import RecordError, check_run, load_record
+from labkit.records import Oracle, RecordError, check_run, load_record
 
 TINY = dict(num_layers=2, hidden=32, num_heads=2, vocab_size=512, num_positions=16, seq_tokens=8, samples_per_rank=4,
             bucket_caps_mib=(0.01, 0.05), accum_cap_mib=0.05, straggler_sleep_ms=200.0)
@@ -141,12 +140,9 @@ def test_comparison_brings_the_reports_figures():
     assert set(quoted) == set(exp.REPORTED)
 
 
-def test_replay_refuses_other_parameters(lab):
+def test_a_run_is_replayed_from_disk(lab):
     record, _, _ = lab
-    params = exp.Params(**{name: tuple(v) if isinstance(v, list) else v for name, v in record.params.items()})
-    assert exp.load("tiny", expect=params) == record
-    with pytest.raises(RecordError, match=r"made with seed=1, expected 2"):
-        exp.load("tiny", expect=dataclasses.replace(params, seed=2))
+    assert exp.load("tiny") == record
     with pytest.raises(RecordError, match="no such run"):
         exp.load("never")
 
@@ -192,6 +188,35 @@ def test_a_bad_run_is_recorded_as_failed(lab, monkeypatch, change, noticed, requ
     assert record.status == "failed" and load_record(source.parent / run_id) == record
     with pytest.raises(RecordError, match=noticed):
         exp.check(record)
+
+
+@pytest.fixture
+def fast(monkeypatch, tmp_path):
+    """A slice whose launch does nothing and whose evaluation gives one oracle, passed or not."""
+    monkeypatch.setenv("LABKIT_RUNS_DIR", str(tmp_path))
+    monkeypatch.setattr(exp, "_launch", lambda params, folder, **_: ["python"])
+    monkeypatch.setattr("labkit.analyze.ddp_results.read_process", lambda folder: None)
+
+    def run(*, passed):
+        oracle = Oracle(name="gradients agree", passed=passed, expected=0, seen=0 if passed else 1)
+        monkeypatch.setattr(exp, "_evaluate", lambda *_: {"results": {}, "samples": {}, "oracles": [oracle]})
+        return exp.run(exp.Params(**TINY), run_id=f"passed-{passed}")
+    return run
+
+
+def test_a_failed_oracle_makes_a_failed_record(fast):
+    assert fast(passed=True).status == "ok"
+    failed = fast(passed=False)
+    assert failed.status == "failed" and failed.failure is None
+    with pytest.raises(RecordError, match="passed-False: gradients agree"):
+        exp.check(failed)
+
+
+def test_replay_compares_parameters(fast):
+    record = fast(passed=True)
+    assert exp.load(record.run_id, expect=exp.Params(**TINY)) == record == exp.load("")
+    with pytest.raises(RecordError, match=r"made with seed=1, expected 2"):
+        exp.load(record.run_id, expect=exp.Params(**TINY, seed=2))
 
 
 def test_a_failed_launch_is_recorded_with_its_cause(lab, monkeypatch):

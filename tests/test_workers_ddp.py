@@ -175,6 +175,16 @@ def test_attention_is_causal():
     assert torch.equal(model(a)[:, :3], model(b)[:, :3]) and not torch.equal(model(a)[:, 3], model(b)[:, 3])
 
 
+def test_the_loss_predicts_the_next_token(solo):
+    """A model that always names the token after the one it sees has no loss on 0, 1, 2, ...; one that copies has."""
+    _, plain = worker_params()
+    trainer = make_trainer(solo, plain, learning_rate=0.0)
+    rows = torch.arange(5).expand(2, 5)
+    sure = lambda ids, shift: 50.0 * nn.functional.one_hot(ids + shift, num_classes=64).float()  # noqa: E731
+    assert float(trainer.loss(lambda ids: sure(ids, 1), rows)) < 1e-6
+    assert float(trainer.loss(lambda ids: sure(ids, 0), rows)) > 10
+
+
 def test_ranks_get_disjoint_slices_of_one_batch(solo):
     _, plain = worker_params()
     trainer = make_trainer(solo, plain, learning_rate=0.0)

@@ -14,6 +14,10 @@ from labkit.calc.ddp_prediction import in_case_order
 from labkit.plots.style import COLORS, GREY, PATTERNS, figure, measured, predicted, quoted
 
 MIB = 2**20
+PATTERN = {"fgcolor": "rgba(255,255,255,0.75)", "size": 6, "fillmode": "overlay"}
+"""Stripes over the bar's colour; without `overlay` they would replace it."""
+LEGEND_MARGIN = 84
+"""Pixels above the drawing, so that the legend does not run into the title."""
 
 
 def bucket_sizes(sizes_bytes: Mapping[str, Sequence[int]], *, caption: str = "") -> go.Figure:
@@ -37,9 +41,9 @@ def bucket_sizes(sizes_bytes: Mapping[str, Sequence[int]], *, caption: str = "")
             y=[row[0] for row in rows], x=[row[1] for row in rows], base=[row[2] for row in rows], orientation="h",
             name=name, customdata=[row[3] + 1 for row in rows],
             marker={"color": color, "line": {"color": "rgba(255,255,255,0.9)", "width": 1},
-                    "pattern": {"shape": pattern, "fgcolor": "rgba(255,255,255,0.75)", "size": 7}},
+                    "pattern": {**PATTERN, "shape": pattern}},
             hovertemplate="cap %{y}, bucket %{customdata}: %{x:.2f} MiB"))
-    fig.update_layout(barmode="overlay")
+    fig.update_layout(barmode="overlay", margin_t=LEGEND_MARGIN)
     fig.update_yaxes(type="category", categoryorder="array", categoryarray=caps[::-1])
     return fig
 
@@ -76,10 +80,9 @@ def timeline(cases: Mapping[str, Mapping[str, Any]], *, shown: Sequence[str] | N
             base=[piece[1] for piece in pieces], orientation="h", name=kind,
             offsetgroup="compute" if i == 0 else "comm",
             marker={"color": GREY if i == 0 else COLORS[i - 1], "line": {"width": 0},
-                    "pattern": {"shape": PATTERNS[1] if i == 2 else "", "fgcolor": "rgba(255,255,255,0.75)",
-                                "size": 6}},
+                    "pattern": {**PATTERN, "shape": PATTERNS[1] if i == 2 else ""}},
             hovertemplate="%{y}: " + kind + " from %{base:.1f} ms for %{x:.2f} ms"))
-    fig.update_layout(barmode="group", bargap=0.3)
+    fig.update_layout(barmode="group", bargap=0.3, margin_t=LEGEND_MARGIN)
     fig.update_yaxes(type="category", autorange="reversed")
     return fig
 
@@ -108,6 +111,7 @@ def tokens_per_s(rates: Mapping[str, Mapping[str, Any]], *, name: str, quoted_ra
         both = [case for case in cases if case in quoted_rates]
         points = quoted(both, [quoted_rates[case] for case in both], name="8x V100 (quoted)")
         fig.add_trace(points.update(mode="markers"))
+    fig.update_layout(margin_t=LEGEND_MARGIN)
     fig.update_xaxes(type="category")
     if not quoted_rates:
         fig.update_yaxes(rangemode="tozero")
@@ -129,8 +133,12 @@ def predicted_vs_seen(prediction: Mapping[str, Any], results: Mapping[str, Any],
     fig = figure(f"{num_equal} of {len(cases)} counts came out as predicted", x="bucket cap, or accumulation variant",
                  y="all-reduces per optimizer step", caption=caption,
                  alt="; ".join(f"{case}: predicted {expected[case]}, seen {seen.get(case)}" for case in cases))
-    fig.add_trace(predicted(cases, [expected[case] for case in cases]))
-    fig.add_trace(measured(cases, [seen[case] for case in cases], name="counted in the trace").update(mode="markers"))
+    # Cases are categories: a dash at each, no line between them.
+    dash = {"symbol": "line-ew", "size": 34, "line": {"width": 3, "color": COLORS[0]}}
+    fig.add_trace(predicted(cases, [expected[case] for case in cases]).update(mode="markers", marker=dash))
+    counted = measured(cases, [seen[case] for case in cases], name="counted in the trace", index=1)
+    fig.add_trace(counted.update(mode="markers"))
+    fig.update_layout(margin_t=LEGEND_MARGIN)
     fig.update_xaxes(type="category")
     fig.update_yaxes(rangemode="tozero")
     return fig
