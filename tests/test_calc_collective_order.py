@@ -50,6 +50,8 @@ def test_report_values():
     """Report section 12.3: 2001 and 4001 in order; 3001 twice when one rank swaps."""
     assert reduced_by_position(orders=ORDERED, values=VALUES) == {"A": [2001, 2001], "B": [4001, 4001]}
     assert reduced_by_position(orders=SWAPPED, values=VALUES) == {"A": [3001, 3001], "B": [3001, 3001]}
+    pairs = [["A", [1000, 1001]], ["B", [2000, 2001]]]
+    assert reduced_by_position(orders=SWAPPED, values=pairs) == reduced_by_position(orders=SWAPPED, values=VALUES)
 
 
 @pytest.mark.parametrize("waits", [True, False])
