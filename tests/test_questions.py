@@ -30,7 +30,7 @@ LOOK_UPS = {
 UNIT = (
     r"[KMGT]i?B(?:/s)?|kB|bytes?|B|GHz|[TGP]?FLOP(?:/s|/B)?|ms|µs|us|ns|s|seconds?|minutes?|%|percent|[x×]|times|-fold"
 )
-NUMBER = re.compile(rf"(?<![\w.,\-/\\])(\d+(?:,\d{3})*(?:\.\d+)?)(?:[ \u00a0]?({UNIT})(?![\w]))?(?![\w])")
+NUMBER = re.compile(rf"(?<![\w.,\-/\\])(\d+(?:,\d{{3}})*(?:\.\d+)?)(?:[ \u00a0]?({UNIT})(?![\w]))?(?![\w])")
 LARGEST_FREE = 64
 YEARS = range(1990, 2036)
 
@@ -226,6 +226,7 @@ def test_checks_bite():
     """The parts that decide, on text where the answer is known."""
     page = "% settings: 50 GB/s, 4,096\nIn 2024 0.66 s at 50 GB/s, 4,096 of 7168, 12 times, H100, {calc}`a.b(c=9.9)`."
     assert [what for _, what in unbound(page)] == ["0.66 s", "7168", "12 times"]
+    assert [what for _, what in unbound("12,288 or 1,234.5 GB/s, not 12, 13")] == ["12,288", "1,234.5 GB/s"]
     assert list(roles("| {calc}`a.b(c=1) \\| .1f` | x |")) == [(1, "calc", "a.b(c=1) | .1f")]
     with pytest.raises(AssertionError, match="bar"):
         list(roles("| {calc}`a.b(c=1) | .1f` | x |"))
