@@ -30,6 +30,17 @@ PROGRAMS = sorted(set(FOLDER.glob("*.cpp")) - set(FORBIDDEN))
 COMPILERS = [name for name in ("g++", "clang++") if shutil.which(name)] or [None]
 FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-g0"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+PROBE = """
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__ 1
+#endif
+#endif
+#ifndef __SANITIZE_ADDRESS__
+#error ignored
+#endif
+int main() {}
+"""
 ENVIRON = {**os.environ, "LC_ALL": "C"}  # messages in English
 WORK = tempfile.TemporaryDirectory(prefix="question_programs_")
 
@@ -57,10 +68,10 @@ def flags_of(path):
 
 @lru_cache
 def sanitizers(compiler):
-    """The flags if this compiler has the libraries, else none."""
-    source = Path(WORK.name) / "empty.cpp"
-    source.write_text("int main() {}\n")
-    return SANITIZERS if call([compiler, *SANITIZERS, str(source), "-o", "empty"]).returncode == 0 else []
+    """The flags if this compiler has the libraries and does not ignore the flags, else none."""
+    source = Path(WORK.name) / "probe.cpp"
+    source.write_text(PROBE)
+    return SANITIZERS if call([compiler, *SANITIZERS, str(source), "-o", "probe"]).returncode == 0 else []
 
 
 def output(compiler, path):
