@@ -36,7 +36,8 @@ def cases_frame(record: RunRecord) -> pd.DataFrame:
 
     Columns: case, num_buckets, largest_mib, num_collectives, wire_mib_per_rank (sent by a rank in a step), step_ms,
     step_p10_ms, step_p90_ms, num_samples (unprofiled, slowest rank), tokens_per_s; then of one recorded step comm_ms,
-    exposed_ms, overlap_pct, first_comm_ms, compute_before_comm_pct. Unknown is <NA>.
+    exposed_ms, overlap_pct (unions), wait_ms, transfer_ms (sums over collectives: for a later rank, and the shortest
+    over ranks), first_comm_ms, compute_before_comm_pct. Unknown is <NA>.
     """
     import pandas as pd
 
@@ -62,6 +63,8 @@ def cases_frame(record: RunRecord) -> pd.DataFrame:
             "comm_ms": results["comm_union_ms"].get(case),
             "exposed_ms": results["exposed_comm_ms"].get(case),
             "overlap_pct": results["overlap_pct"].get(case),
+            "wait_ms": results["comm_wait_ms"].get(case),
+            "transfer_ms": results["comm_transfer_ms"].get(case),
             "first_comm_ms": results["first_comm_start_ms"].get(case),
             "compute_before_comm_pct": results["compute_before_first_comm_pct"].get(case),
         })

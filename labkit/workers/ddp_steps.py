@@ -101,7 +101,7 @@ def check_gradients(trainer: Trainer, case: str, *, loss: float, ids: list[int],
     """Compare the gradients that lie in the model: across ranks, with the reference, and with another case's."""
     session = trainer.session
     named = gradients.named_gradients(trainer.model)
-    differing = gradients.names_differing(named, session.gather)
+    differing = gradients.names_differing(gradients.tensor_digests(named), session.gather)
     digests = gradients.tensor_digests((str(i), rows) for i, rows in enumerate(trainer.micro_rows))
     session.write(
         "gradients", case=case, loss=loss, sample_ids=ids, micro_digests=list(digests.values()),
@@ -237,7 +237,7 @@ def run_all(session: Session, params: dict[str, Any]) -> None:
     if is_checked:
         after = gradients.tensor_digests(named)
         session.write("end", weights_moved=sorted(name for name in before if before[name] != after[name]),
-                      weights_differing=gradients.names_differing(named, session.gather))
+                      weights_differing=gradients.names_differing(after, session.gather))
         if params["num_equivalence_steps"]:
             del trainer, named, reference
             equivalence(session, params)

@@ -20,11 +20,14 @@ def tensor_digests(named_tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str
     }
 
 
-def names_differing(named_tensors: Iterable[tuple[str, Tensor]], gather: Gather) -> list[str]:
-    """Names of tensors whose bits are not the same on every rank; `gather` collects one value of every rank."""
-    all_digests = gather(tensor_digests(named_tensors))
-    names = {name for digests in all_digests for name in digests}
-    return sorted(name for name in names if len({digests.get(name) for digests in all_digests}) > 1)
+def names_differing(digests: dict[str, str], gather: Gather) -> list[str]:
+    """Names of tensors whose bits are not the same on every rank.
+
+    `digests` are this rank's, from `tensor_digests`; `gather` collects one value of every rank.
+    """
+    all_digests = gather(digests)
+    names = {name for of_rank in all_digests for name in of_rank}
+    return sorted(name for name in names if len({of_rank.get(name) for of_rank in all_digests}) > 1)
 
 
 def named_gradients(module: nn.Module) -> list[tuple[str, Tensor]]:
