@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import subprocess
+import sys
 
 import pytest
 
@@ -277,3 +279,14 @@ def test_a_list_that_is_never_closed_is_read_and_called_incomplete(tmp_path):
 
 def test_msgspec_is_really_used_here():
     assert msgspec is not None  # else the comparisons above compare one path with itself
+
+
+def test_a_machine_without_msgspec_or_pandas_gets_the_same_answer(tmp_path):
+    path = write(tmp_path, SAME_ANSWER["begin and end"])
+    program = (
+        "import sys, json; sys.modules['msgspec'] = sys.modules['pandas'] = None\n"
+        "from pathlib import Path; from labkit.analyze.trace import analyze_trace\n"
+        "print(json.dumps(analyze_trace(Path(sys.argv[1]))))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == analyze_trace(path)

@@ -27,8 +27,7 @@ _DEVICE_CATS = {
     "memset": MEMSET,
 }
 _STEP = re.compile(r"^ProfilerStep#(\d{1,17})")
-_STEP_MEANING = ("profiler", "step")
-_STEP_MARK, _IGNORE = -2, -3
+_STEP_MARK, _LAUNCH_MARK, _COLLECTIVE_MARK = -2, -3, -4
 _DESCRIBED = attrgetter(
     "collective", "in_nelems", "out_nelems", "dtype", "group", "group_ranks", "in_split", "out_split"
 )
@@ -97,7 +96,7 @@ class TraceColumns:
         self.num_launch_annotations = 0
         """`nccl:...` annotations on the CPU: launches of work that a device trace would show."""
         self._detail_codes: dict[Any, int] = {}
-        self._collective_of: dict[Any, tuple[str, str] | None] = {}
+        self._meanings = _Meanings()
 
     @property
     def num_negative(self) -> int:
@@ -171,17 +170,20 @@ class TraceColumns:
 
     def _add_cpu(self, events: list[Any], *, are_operators: bool) -> None:
         """Operators, CPU collectives and steps; old releases write the latter two as operators, not annotations."""
-        details = [self._cpu_detail(event, are_operators) for event in events]
-        if _IGNORE in details or _STEP_MARK in details:
-            self._add_steps([event for event, detail in zip(events, details) if detail == _STEP_MARK])
-            events = [event for event, detail in zip(events, details) if detail > _STEP_MARK]
-            details = [detail for detail in details if detail > _STEP_MARK]
+        meanings = self._meanings.of([event.name for event in events])
+        if not are_operators or meanings.count(NO_DETAIL) < len(events):
+            self._add_steps([event for event, meaning in zip(events, meanings) if meaning == _STEP_MARK])
+            self.num_launch_annotations += meanings.count(_LAUNCH_MARK)
+            wanted = (NO_DETAIL, _COLLECTIVE_MARK) if are_operators else (_COLLECTIVE_MARK,)
+            events = [event for event, meaning in zip(events, meanings) if meaning in wanted]
+            marks = [meaning for meaning in meanings if meaning in wanted]
+            meanings = [self._cpu_detail(e) if mark == _COLLECTIVE_MARK else mark for e, mark in zip(events, marks)]
         names, pids = [event.name for event in events], [event.pid for event in events]
         self.cpu.add(
             start=[event.ts for event in events],
             dur=[event.dur for event in events],
             key=self.cpu_keys.number_rows(names, pids, [event.tid for event in events]),
-            detail=details,
+            detail=meanings,
         )
 
     def _add_steps(self, events: list[Any]) -> None:
@@ -193,22 +195,10 @@ class TraceColumns:
             pid=self.pids.number([event.pid for event in events]),
         )
 
-    def _cpu_detail(self, event: Any, is_operator: bool) -> int:
-        """Code of a CPU collective's detail, NO_DETAIL for an operator, _STEP_MARK or _IGNORE for what is no work."""
-        try:
-            collective = self._collective_of[event.name]
-        except KeyError:
-            collective = self._collective_of[event.name] = _cpu_meaning(event.name)
-        except TypeError:  # a list or an object for a name
-            collective = None
-        if collective is None:
-            return NO_DETAIL if is_operator else _IGNORE
-        if collective is _STEP_MEANING:
-            return _STEP_MARK
-        if collective[0] in _LAUNCH_ONLY:
-            self.num_launch_annotations += 1
-            return _IGNORE
-        return self._detail_code(cpu_detail(collective[1], event.args))
+    def _cpu_detail(self, event: Any) -> int:
+        """Code of a CPU collective's detail."""
+        collective = cpu_collective(event.name)
+        return NO_DETAIL if collective is None else self._detail_code(cpu_detail(collective[1], event.args))
 
     def _kernel_detail(self, args: Any) -> int:
         described = _DESCRIBED(args)
@@ -240,7 +230,23 @@ def _is_gloo_loop(args: Any) -> bool:
     return args is not None and "gloo_runloop" in str(args.name)
 
 
-def _cpu_meaning(name: Any) -> tuple[str, str] | None:
-    if not isinstance(name, str):
-        return None
-    return _STEP_MEANING if _STEP.match(name) else cpu_collective(name)
+class _Meanings(dict):
+    """Name of a CPU event -> what it is; a name is looked at once."""
+
+    def __missing__(self, name: Any) -> int:
+        meaning = NO_DETAIL
+        if isinstance(name, str):
+            collective = cpu_collective(name)
+            if _STEP.match(name):
+                meaning = _STEP_MARK
+            elif collective is not None:
+                meaning = _LAUNCH_MARK if collective[0] in _LAUNCH_ONLY else _COLLECTIVE_MARK
+        self[name] = meaning
+        return meaning
+
+    def of(self, names: list[Any]) -> list[int]:
+        """The meaning of each name: a mark, or NO_DETAIL for an operator."""
+        try:
+            return list(map(self.__getitem__, names))
+        except TypeError:  # a list or an object for a name
+            return [self[name] if isinstance(name, str) else NO_DETAIL for name in names]
