@@ -59,6 +59,8 @@ def test_series_differ_without_any_colour():
     assert len({trace.marker.symbol for trace in traces}) == len(style.COLORS)
     bars = [style.bars(["a"], [1], name=str(i), index=i) for i in range(len(style.COLORS))]
     assert len({bar.marker.pattern.shape for bar in bars}) == len(style.COLORS)
+    assert all(bar.marker.pattern.fillmode == "overlay" for bar in bars), "else a bar with a pattern has no colour"
+    assert style.TEMPLATE.data.bar[0].marker.pattern.fillmode == "overlay", "also for bars made elsewhere"
 
 
 def test_kinds_of_series_differ_without_any_colour():

@@ -21,6 +21,17 @@
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+  // Break a text into lines of at most `length` letters, at spaces.
+  function wrap(text, length) {
+    const lines = [""];
+    for (const word of text.split(" ")) {
+      const last = lines.length - 1;
+      if (lines[last] && lines[last].length + word.length >= length) lines.push(word);
+      else lines[last] += (lines[last] ? " " : "") + word;
+    }
+    return lines.join("<br>");
+  }
+
   function layoutFor(box, layout) {
     const copy = structuredClone(layout);
     const small = box.clientWidth < 520;
@@ -37,6 +48,19 @@
     return copy;
   }
 
+  // Axis titles that are longer than their axis, as changes to the layout: known only once the figure is drawn.
+  function brokenTitles(box) {
+    const changes = {};
+    for (const [name, axis] of Object.entries(box._fullLayout)) {
+      if (!/^[xy]axis\d*$/.test(name) || !axis.title?.text || axis.title.text.includes("<br>")) continue;
+      const size = box._fullLayout._size, span = axis.domain[1] - axis.domain[0];
+      const room = (name[0] === "x" ? size.w : size.h) * span;
+      const broken = wrap(axis.title.text, room / (0.58 * axis.title.font.size));
+      if (broken !== axis.title.text) changes[`${name}.title.text`] = broken;
+    }
+    return changes;
+  }
+
   async function draw(box) {
     const Plotly = await loadLibrary();
     const { data, layout } = figures.get(box);
@@ -45,6 +69,8 @@
     await Plotly.react(box, structuredClone(data), layoutFor(box, layout), {
       responsive: true, displaylogo: false, displayModeBar: window.matchMedia("(hover: hover)").matches ? "hover" : false,
     });
+    const changes = brokenTitles(box);
+    if (Object.keys(changes).length) await Plotly.relayout(box, changes);
     drawn.add(box);
     box.dataset.ready = "";
   }

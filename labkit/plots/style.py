@@ -38,7 +38,10 @@ _AXIS = {
     "gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GREY, "showline": True, "ticks": "outside",
     "tickcolor": GREY, "automargin": True, "title": {"standoff": 8},
 }
+PATTERN = {"fgcolor": "rgba(255,255,255,0.8)", "size": 7, "fillmode": "overlay"}
+"""White lines over the bar's own colour; without `overlay` the bar itself would be transparent."""
 TEMPLATE = go.layout.Template(
+    data={"bar": [{"marker": {"pattern": PATTERN}}]},
     layout={
         "colorway": COLORS,
         "font": {"family": FONT, "size": 13, "color": GREY},
@@ -159,10 +162,9 @@ def quoted(x: Sequence[Any], y: Sequence[float], *, name: str, index: int = 1) -
 
 def bars(x: Sequence[Any], y: Sequence[float], *, name: str, index: int = 0) -> go.Bar:
     """Bars from zero with a fill pattern of their own; `index` picks colour and pattern."""
-    pattern = {"shape": PATTERNS[index % len(PATTERNS)], "fgcolor": "rgba(255,255,255,0.8)", "size": 7}
+    pattern = {**PATTERN, "shape": PATTERNS[index % len(PATTERNS)]}
     return go.Bar(
-        x=list(x), y=list(y), name=name,
-        marker={"color": COLORS[index % len(COLORS)], "pattern": {**pattern, "fillmode": "overlay"}},
+        x=list(x), y=list(y), name=name, marker={"color": COLORS[index % len(COLORS)], "pattern": pattern},
         hovertemplate="%{x}: %{y:.4g}",
     )
 

@@ -54,13 +54,15 @@
     for (const figure of document.querySelectorAll(".lk-plotly")) {
       const frame = figure.getBoundingClientRect();
       const texts = Array.from(figure.querySelectorAll(".xtick text, .ytick text, .legendtext, .annotation-text, .g-xtitle text, .g-ytitle text"))
-        .map((e) => [e.textContent, e.getBoundingClientRect()]).filter(([, r]) => r.width > 0);
+        .map((e) => [e.textContent, e.getBoundingClientRect(), /rotate\((?!0[,)])/.test(e.getAttribute("transform") || "")])
+        .filter(([, r]) => r.width > 0);
       for (const [text, r] of texts) {
         if (r.left < frame.left - 1 || r.right > frame.right + 1 || r.top < frame.top - 1 || r.bottom > frame.bottom + 1) {
           bad.push(`cut off: ${text}`);
         }
       }
-      texts.forEach(([a, r], i) => texts.slice(i + 1).forEach(([b, s]) => {
+      const level = texts.filter(([, , turned]) => !turned); // boxes of turned texts overlap although the texts do not
+      level.forEach(([a, r], i) => level.slice(i + 1).forEach(([b, s]) => {
         const wide = Math.min(r.right, s.right) - Math.max(r.left, s.left);
         const high = Math.min(r.bottom, s.bottom) - Math.max(r.top, s.top);
         if (wide > 2 && high > 3) bad.push(`on each other: ${a} / ${b}`);
