@@ -69,7 +69,7 @@ def question_table(questions: list[Question]) -> nodes.table:
         Row([str(q.number), _link(q.title, f"book/questions/{q.path.stem}", f"q{q.number:02d}"), q.area, _lab(q.lab)])
         for q in questions
     ]
-    return make_table(["", "question", "area", "lab"], rows, sortable=True, cards=True, widths=[4, 62, 14, 20])
+    return make_table(["", "question", "area", "lab"], rows, sortable=True, cards=True, widths=[8, 54, 18, 20])
 
 
 def _lab(slug: str) -> Cell:
