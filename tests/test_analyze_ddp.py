@@ -19,6 +19,8 @@ from labkit.analyze.ddp_results import Process, loopback_seen, recorded, slices_
 from labkit.analyze.kinds import UnreadableInput
 from labkit.calc.ddp_prediction import VARIANTS, ddp_prediction, gradient_ready_order, train_flop_per_token
 from labkit.calc.tinygpt import tinygpt_parameters
+from labkit.plots.ddp import timeline as timeline_figure
+from labkit.plots.ddp import tokens_per_s, transfer
 
 BOUND = 1e-3
 # Two buckets at 1 MiB and at 2 MiB; two ranks of two samples each.
@@ -200,14 +202,21 @@ def test_steps_of_unequal_number_are_refused():
         slowest_rank_ms([[1.0, 2.0], [1.0]])
 
 
-def test_recorded_numbers_belong_to_one_trace():
-    """Exposed times of the four traces are 3, 5, 1, 9: the lower median is 3, rank 0 of the first process."""
-    first, second = good_process(), good_process()
-    second.traces["1 MiB"]["exposed_ms"] = [1.0, 9.0]
-    results, samples = recorded([first, second], ["1 MiB"])
-    assert results["exposed_comm_ms"]["1 MiB"] == 3.0 and results["comm_union_ms"]["1 MiB"] == 10.0
-    assert results["overlap_pct"]["1 MiB"] == 70.0 and results["comm_wait_ms"]["1 MiB"] == 4.0
-    assert samples["exposed_comm_ms.1 MiB"]["values"] == [[3.0, 5.0], [1.0, 9.0]]
+def test_recorded_numbers_come_from_the_rank_that_waits_least():
+    """Unions of three processes: (10, 8), (9, 30), (50, 6). The least of each: 8, 9, 6. The median of those is 8."""
+    processes = [good_process() for _ in range(3)]
+    for process, union, exposed, wait in zip(
+            processes, [[10.0, 8.0], [9.0, 30.0], [50.0, 6.0]], [[3.0, 5.0], [1.0, 29.0], [49.0, 6.0]],
+            [[4.0, 0.0], [0.0, 21.0], [44.0, 0.0]], strict=True):
+        process.traces["1 MiB"] |= {"comm_ms": union, "exposed_ms": exposed, "wait_ms": wait}
+    processes[0].traces["1 MiB"] |= {"first_comm_ms": [1.0, 2.0], "compute_before_comm_pct": [10.0, 20.0]}
+    results, samples = recorded(processes, ["1 MiB"])
+    assert results["comm_union_ms"]["1 MiB"] == 8.0 and results["exposed_comm_ms"]["1 MiB"] == 5.0
+    assert results["overlap_pct"]["1 MiB"] == pytest.approx(37.5)
+    assert results["first_comm_start_ms"]["1 MiB"] == 2.0
+    assert results["compute_before_first_comm_pct"]["1 MiB"] == 20.0
+    assert results["comm_wait_ms"]["1 MiB"] == 21.0 and results["comm_transfer_ms"]["1 MiB"] == 6.0
+    assert samples["exposed_comm_ms.1 MiB"] == {"unit": "ms", "values": [[3.0, 5.0], [1.0, 29.0], [49.0, 6.0]]}
 
 
 def test_no_communication_gives_no_numbers():
@@ -233,17 +242,27 @@ def test_first_communication_by_hand():
     frame = events([("compute", 10, 14, None), ("compute", 12, 16, None), ("comm", 15, 21, 2**21),
                     ("compute", 20, 24, None), ("comm", 22, 30, None)])
     assert before_first_comm(frame) == {"first_comm_ms": 5.0, "compute_before_comm_pct": 50.0}
-    drawn = timeline(frame)
-    assert drawn["comm"] == [[5.0, 11.0, 2.0], [12.0, 20.0, None]]
-    assert [[round(start, 1), round(end, 1)] for start, end in drawn["compute"]] == [[0.0, 6.0], [10.0, 14.0]]
     quiet = before_first_comm(events([("compute", 0, 1, None)]))
     assert quiet == {"first_comm_ms": None, "compute_before_comm_pct": None}
 
 
-def test_a_timeline_closes_only_short_gaps():
-    pieces = [("compute", i, i + 0.99, None) for i in range(1000)] + [("compute", 1100, 1200, None)]
-    assert timeline(events(pieces))["compute"] == [[0.0, 999.99], [1100.0, 1200.0]]
-    assert timeline(events([("compute", 0, 1, None)])[:0]) == {"compute": [], "comm": []}
+def test_a_timeline_shows_how_busy_each_interval_is():
+    # 200 ms in 200 intervals. Compute: the first half of each of the first 100. Communication: 50..150.
+    frame = events([*[("compute", i, i + 0.5, None) for i in range(100)], ("comm", 50, 150, 2**21),
+                    ("memory", 199, 200, None)])
+    drawn = timeline(frame)
+    assert drawn["bin_ms"] == 1.0 and drawn["collectives"] == [[50.0, 150.0, 2.0]]
+    assert drawn["compute_pct"] == [50] * 100 + [0] * 100
+    assert drawn["comm_pct"] == [0] * 50 + [100] * 100 + [0] * 50
+    assert drawn["exposed_pct"] == [0] * 50 + [50] * 50 + [100] * 50 + [0] * 50
+    assert timeline(frame[:0])["compute_pct"] == []
+
+
+def test_a_half_busy_interval_is_drawn_paler_than_a_busy_one():
+    work = {"bin_ms": 2.0, "compute_pct": [50, 50, 100], "comm_pct": [0, 100, 100], "exposed_pct": [0, 20, 100]}
+    compute, beside, alone = timeline_figure({"1 MiB": {"0": work}, "m8a1": {"0": work}}).data
+    assert (list(compute.base), list(compute.x), list(compute.marker.opacity)) == ([0.0, 4.0], [4.0, 2.0], [0.5, 1.0])
+    assert (list(beside.base), list(beside.x)) == ([2.0], [2.0]) and (list(alone.base), list(alone.x)) == ([4.0], [2.0])
 
 
 def test_rank_files_are_read_or_refused_by_name(tmp_path):
@@ -291,3 +310,21 @@ def test_flop_per_token_by_hand():
 def test_the_bound_is_between_rounding_and_any_real_fault():
     bound = rounding_bound(num_layers=12, hidden=768, vocab_size=32000, num_tokens=16 * 512)
     assert 1e-5 < bound < 1 / 128, "one sample of a batch of 128 lost would change the gradient by more than that"
+
+
+def test_the_transfer_figure_separates_bytes_from_calls():
+    """Times made from 1.5 ms for the bytes and 20 us a call must give those two numbers back."""
+    counts = {"1 MiB": 50, "4 MiB": 37, "25 MiB": 13, "100 MiB": 4}
+    fig = transfer(counts, {cap: 1.5 + 0.02 * count for cap, count in counts.items()}, floor_ms=1.4)
+    assert fig.layout.title.text == "Each collective adds 20 µs to 1.50 ms for the bytes"
+    assert list(fig.data[0].text) == ["1 MiB", "4 MiB", "25 MiB", "100 MiB"]
+    with pytest.raises(ValueError, match="grow"):
+        transfer(counts, dict.fromkeys(counts, 1.5))
+
+
+def test_a_cap_is_called_fastest_only_if_no_range_reaches_it():
+    rate = lambda value, n=60: {"value": value, "p10": value - 5, "p90": value + 5, "n": n}  # noqa: E731
+    title = lambda rates: tokens_per_s(rates, name="x").layout.title.text  # noqa: E731
+    assert title({"1 MiB": rate(100), "4 MiB": rate(89), "m8a1": rate(900)}) == "A cap of 1 MiB is fastest"
+    assert title({"1 MiB": rate(100), "4 MiB": rate(91)}).startswith("No cap is fastest")
+    assert title({"1 MiB": rate(100, n=1), "4 MiB": rate(50, n=1)}) == "Too few samples to rank the caps"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from labkit.analyze.intervals import spans, total_ns, union
+from labkit.analyze.intervals import Spans, covered_before, spans, subtract, total_ns, union
 from labkit.analyze.kinds import UnreadableInput
 from labkit.analyze.trace import analyze_trace, trace_events
 from labkit.analyze.trace_ranks import analyze_trace_dir
@@ -25,8 +25,7 @@ STEP = "0"
 """Number of the one recorded step; what lies outside of it (a barrier before) is not the step's."""
 CALL = '"c10d::allreduce_"'
 """Name of the operator that asks for an all-reduce, as it stands in the file."""
-DRAWN_PIECES = 250
-"""Gaps shorter than the step over this number are closed in a timeline; times are never taken from it."""
+TIMELINE_BINS = 200
 
 
 def read_ranks(folder: Path) -> list[dict[str, Any]]:
@@ -144,26 +143,38 @@ def before_first_comm(events: pd.DataFrame) -> dict[str, float | None]:
             "compute_before_comm_pct": 100 * total_ns(before) / total_ns(pieces)}
 
 
-def timeline(events: pd.DataFrame) -> dict[str, list[list[float | None]]]:
-    """One step's work for drawing, in ms from its first work.
+def timeline(events: pd.DataFrame) -> dict[str, Any]:
+    """One step's work for drawing: how busy each of `TIMELINE_BINS` equal intervals is.
+
+    Shares and not pieces, because a GPU that waits for its host runs thousands of short kernels with gaps between them:
+    drawn as lines they would look like one busy block.
 
     Args:
         events: one step's work, as `labkit.analyze.trace.trace_events` gives it.
 
-    Returns: {"compute": [[start, end], ...] merged, short gaps closed, "comm": [[start, end, MiB], ...]}.
+    Returns: {"bin_ms": length of an interval, "compute_pct", "comm_pct", "exposed_pct": share of each interval in which
+        compute runs, communication runs, communication runs alone, in whole percent; "collectives": [[start ms, end ms,
+        MiB or None], ...] from the step's first work}. Empty lists where nothing ran.
     """
     if events.empty:
-        return {"compute": [], "comm": []}
+        return {"bin_ms": 0.0, "compute_pct": [], "comm_pct": [], "exposed_pct": [], "collectives": []}
     start, dur, is_comm, is_compute = _columns(events)
     start = start - start.min()
-    gap = int((start + dur).max()) // DRAWN_PIECES
-    pieces = union(spans(start[is_compute], dur[is_compute] + gap))
+    edges = np.linspace(0, int((start + dur).max()), TIMELINE_BINS + 1).astype(np.int64)
+    compute, comm = (union(spans(start[rows], dur[rows])) for rows in (is_compute, is_comm))
     sizes = events["bytes"].to_numpy(dtype="float64", na_value=float("nan"))[is_comm].tolist()
-    comm = spans(start[is_comm], dur[is_comm]).tolist()
+
+    def share_pct(busy: Spans) -> list[int]:
+        return np.rint(100 * np.diff(covered_before(busy, edges)) / np.maximum(np.diff(edges), 1)).astype(int).tolist()
+
     return {
-        "compute": [[_ms(begin), _ms(end - gap)] for begin, end in pieces.tolist()],
-        "comm": [[_ms(begin), _ms(end), None if size != size else round(size / 2**20, 3)]
-                 for (begin, end), size in zip(comm, sizes, strict=True)],
+        "bin_ms": float(edges[-1]) / TIMELINE_BINS / 1e6,
+        "compute_pct": share_pct(compute),
+        "comm_pct": share_pct(comm),
+        "exposed_pct": share_pct(subtract(comm, compute)),
+        "collectives": [
+            [_ms(begin), _ms(end), None if size != size else round(size / 2**20, 3)]
+            for (begin, end), size in zip(spans(start[is_comm], dur[is_comm]).tolist(), sizes, strict=True)],
     }
 
 

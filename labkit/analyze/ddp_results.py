@@ -6,8 +6,10 @@ case is a bucket cap ("25 MiB") or an accumulation variant ("m8a1"); the first p
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from labkit.analyze.ddp_rank_files import (
@@ -24,9 +26,16 @@ from labkit.records import quantity
 MIB = 2**20
 VARIANTS = ("m8a1", "m1a8-no_sync", "m1a8-sync-every")
 TRAPS = ("forward", "backward")
-TRACE_SAMPLES = {"comm_union_ms": "comm_ms", "exposed_comm_ms": "exposed_ms", "compute_ms": "compute_ms",
-                 "first_comm_start_ms": "first_comm_ms", "comm_wait_ms": "wait_ms"}
-"""Sample name -> the trace fact it collects, one value a rank."""
+TRACE_SAMPLES = {
+    "comm_union_ms": ("comm_ms", "ms"),
+    "exposed_comm_ms": ("exposed_ms", "ms"),
+    "compute_ms": ("compute_ms", "ms"),
+    "first_comm_start_ms": ("first_comm_ms", "ms"),
+    "compute_before_first_comm_pct": ("compute_before_comm_pct", "%"),
+    "comm_wait_ms": ("wait_ms", "ms"),
+    "comm_transfer_ms": ("transfer_ms", "ms"),
+}
+"""Sample name -> the trace fact it collects, by process and rank, and its unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,30 +139,47 @@ def timing(processes: list[Process], *, tokens_per_step: dict[str, int]) -> tupl
 
 
 def recorded(processes: list[Process], cases: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(results, samples) of profiled steps. Structure, not speed: a recorded step is slower than a plain one.
+    """(results, samples) of profiled steps. Structure, not speed: a recorded step is slower than a plain one."""
+    samples = {f"{name}.{case}": {"unit": unit, "values": [process.traces[case][fact] for process in processes]}
+               for name, (fact, unit) in TRACE_SAMPLES.items() for case in cases}
+    return trace_results(samples, cases), samples
 
-    The numbers of a case come from one trace, the one whose exposed time is the median over ranks and processes, so
-    that they belong together; `samples` holds every trace's.
+
+def trace_results(samples: dict[str, Any], cases: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """What a recorded step says about communication, from a record's samples.
+
+    Inside a collective an early rank waits for a late one, so the union of its collectives is mostly waiting. The rank
+    that waits least shows communication; the others' waiting is a result of its own. Of several processes the one whose
+    rank has the median union is taken, so that the numbers of a case belong to one trace.
+
+    Args:
+        samples: the record's, as `recorded` made them.
+        cases: caps and variants.
+
+    Returns: result -> case -> value: comm_union_ms, exposed_comm_ms, compute_ms, overlap_pct, first_comm_start_ms,
+        compute_before_first_comm_pct of that trace; comm_wait_ms (the longest over ranks) and comm_transfer_ms (common
+        to all ranks), medians over processes, sums over collectives. A case without communication is left out.
     """
-    names = ("comm_union_ms", "exposed_comm_ms", "compute_ms", "overlap_pct", "first_comm_start_ms",
-             "compute_before_first_comm_pct", "comm_wait_ms", "comm_transfer_ms")
-    results: dict[str, Any] = {name: {} for name in names}
-    samples: dict[str, Any] = {}
+    results: dict[str, dict[str, Any]] = {name: {} for name in (*TRACE_SAMPLES, "overlap_pct")}
     for case in cases:
-        facts = [process.traces[case] for process in processes]
-        places = [(f, rank) for f in facts for rank in range(len(f["exposed_ms"])) if f["comm_ms"][rank]]
-        for name, fact in TRACE_SAMPLES.items():
-            samples[f"{name}.{case}"] = {"unit": "ms", "values": [f[fact] for f in facts]}
+        by_name = {name: samples.get(f"{name}.{case}", {}).get("values", []) for name in TRACE_SAMPLES}
+        unions = by_name["comm_union_ms"]
+        places = [(min(ranks), process, ranks.index(min(ranks))) for process, ranks in enumerate(unions) if min(ranks)]
         if not places:
             continue
-        places.sort(key=lambda place: place[0]["exposed_ms"][place[1]])
-        chosen, rank = places[(len(places) - 1) // 2]
-        values = [chosen["comm_ms"][rank], chosen["exposed_ms"][rank], chosen["compute_ms"][rank],
-                  chosen["overlap_pct"][rank], chosen["first_comm_ms"][rank], chosen["compute_before_comm_pct"][rank],
-                  chosen["wait_ms"][rank] if chosen["wait_ms"] else None, chosen["transfer_ms"]]
-        for name, value in zip(names, values, strict=True):
-            results[name][case] = value
-    return results, samples
+        union, process, rank = sorted(places)[(len(places) - 1) // 2]
+        for name in ("comm_union_ms", "exposed_comm_ms", "compute_ms", "first_comm_start_ms",
+                     "compute_before_first_comm_pct"):
+            if by_name[name]:
+                results[name][case] = by_name[name][process][rank]
+        results["overlap_pct"][case] = 100 * (1 - results["exposed_comm_ms"][case] / union)
+        waits = [max(ranks) for ranks in by_name["comm_wait_ms"] if ranks]
+        transfers = [value for value in by_name["comm_transfer_ms"] if value is not None]
+        if waits:
+            results["comm_wait_ms"][case] = median(waits)
+        if transfers:
+            results["comm_transfer_ms"][case] = median(transfers)
+    return results
 
 
 def loopback_seen(processes: list[Process], cases: list[str], *, world_size: int) -> dict[str, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from labkit.analyze.ddp_results import trace_results
 from labkit.calc.ddp_prediction import in_case_order
 from labkit.records import RunRecord
 
@@ -26,6 +27,9 @@ COMPARED = {
     "comm_union_ms": "ms",
     "exposed_comm_ms": "ms",
     "overlap_pct": "%",
+    "compute_ms": "ms",
+    "comm_transfer_ms": "ms",
+    "comm_wait_ms": "ms",
     "first_comm_start_ms": "ms",
 }
 """Results that `comparison` shows, and their units."""
@@ -36,12 +40,12 @@ def cases_frame(record: RunRecord) -> pd.DataFrame:
 
     Columns: case, num_buckets, largest_mib, num_collectives, wire_mib_per_rank (sent by a rank in a step), step_ms,
     step_p10_ms, step_p90_ms, num_samples (unprofiled, slowest rank), tokens_per_s; then of one recorded step comm_ms,
-    exposed_ms, overlap_pct (unions), wait_ms, transfer_ms (sums over collectives: for a later rank, and the shortest
-    over ranks), first_comm_ms, compute_before_comm_pct. Unknown is <NA>.
+    exposed_ms, overlap_pct, first_comm_ms, compute_before_comm_pct (of the rank that waited least), wait_ms and
+    transfer_ms (see `labkit.analyze.ddp_results.trace_results`). Unknown is <NA>.
     """
     import pandas as pd
 
-    results = record.results
+    results = seen(record)
     accum = f"{record.params['accum_cap_mib']:g} MiB"
     sizes = results.get("bucket_sizes_bytes", {})
     rows = []
@@ -71,6 +75,13 @@ def cases_frame(record: RunRecord) -> pd.DataFrame:
     return pd.DataFrame(rows).convert_dtypes() if rows else pd.DataFrame(columns=["case"])
 
 
+def seen(record: RunRecord) -> dict[str, Any]:
+    """Results of a record, those of its recorded steps read anew from its samples where it keeps them."""
+    cases = [*record.results.get("bucket_count", {}), *record.results.get("accum_collectives", {})]
+    anew = trace_results(record.samples, cases)
+    return {**record.results, **{name: {**record.results.get(name, {}), **found} for name, found in anew.items()}}
+
+
 def comparison(records: Sequence[RunRecord], *, reported: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
     """Prediction, runs and report side by side.
 
@@ -80,17 +91,19 @@ def comparison(records: Sequence[RunRecord], *, reported: Mapping[str, Mapping[s
 
     Returns: one row a result and case. Columns: result, case, unit, predicted, then one column a run, named by hardware
     and preset, then "8x V100 (quoted)". Medians where there are samples; unknown is <NA>. Evidence: predicted is
-    derived, a run is measured, the last column is quoted.
+    derived (times are floors that no step can beat), a run is measured, the last column is quoted.
     """
     import pandas as pd
 
-    predicted = records[0].prediction.get("values", {}) if records else {}
+    values = records[0].prediction.get("values", {}) if records else {}
+    floors = {"comm_transfer_ms": values.get("comm_floor_ms"), "compute_ms": values.get("compute_floor_ms")}
+    predicted = {**values, **floors}
     columns: dict[str, Mapping[str, Any]] = {"predicted": predicted}
     for record in records:
-        name = label = f"{record.hardware_tag} {record.preset}"
-        columns.setdefault(label, record.results)
-        if columns[label] is not record.results:  # two runs of one kind: tell them apart by their ids
-            columns[f"{name} {record.run_id.split('_')[0]}"] = record.results
+        label = f"{record.hardware_tag} {record.preset}"
+        if label in columns:  # two runs of one kind: tell them apart by their ids
+            label = f"{label} {record.run_id.split('_')[0]}"
+        columns[label] = seen(record)
     columns["8x V100 (quoted)"] = reported
     rows = []
     for result, unit in COMPARED.items():

@@ -29,6 +29,7 @@ from labkit.records import (
     publish,
     run_status,
     utc_now,
+    write_atomic,
     write_json,
 )
 
@@ -241,8 +242,8 @@ def _evaluate(params: Params, processes: list[Any], predicted: dict[str, Any], r
     traced, traced_samples = ddp_results.recorded(processes, list(tokens))
     loopback = ddp_results.loopback_seen(processes, list(tokens), world_size=params.world_size)
     ends = sorted({0, params.world_size - 1})
-    write_json(run_dir / TIMELINE, {
-        case: {str(rank): processes[0].traces[case]["timeline"][rank] for rank in ends} for case in tokens})
+    write_atomic(run_dir / TIMELINE, json.dumps({"cases": {
+        case: {str(rank): processes[0].traces[case]["timeline"][rank] for rank in ends} for case in tokens}}) + "\n")
     return {
         "results": {**ddp_results.structure(processes[0], world_size=params.world_size), **timed, **traced,
                     "tokens_per_step": tokens, "loopback_bytes_per_rank": loopback},
@@ -317,7 +318,8 @@ def check(record: RunRecord) -> pd.DataFrame:
 
 
 def figures(record: RunRecord) -> dict[str, go.Figure]:
-    """bucket_sizes, predicted_vs_seen, and where there is data tokens_per_s and timeline."""
+    """bucket_sizes, predicted_vs_seen, and where there is data tokens_per_s, transfer and timeline."""
+    from labkit.analyze.ddp_tables import seen
     from labkit.plots import ddp as plots
 
     caption = f"{record.hardware_tag}, run {record.run_id}, {record.created_utc[:10]}"
@@ -329,9 +331,16 @@ def figures(record: RunRecord) -> dict[str, go.Figure]:
         found["tokens_per_s"] = plots.tokens_per_s(
             record.results["tokens_per_s"], quoted_rates=reported().get("tokens_per_s", {}) if is_gpu else None,
             name=record.hardware_tag, caption=caption)
+    if record.params["device"] == "cuda" and record.params["world_size"] > 1:
+        floors = record.prediction["values"].get("comm_floor_ms", {})
+        found["transfer"] = plots.transfer(
+            record.results["collectives_per_step"], seen(record)["comm_union_ms"], name=record.hardware_tag,
+            floor_ms=max(floors.get(case, 0.0) for case in record.results["collectives_per_step"]) or None,
+            caption=caption)
     path = next((p for root in (runs_root(), RECORDS) if (p := root / SLUG / record.run_id / TIMELINE).is_file()), None)
-    if path is not None:
-        found["timeline"] = plots.timeline(json.loads(path.read_text(encoding="utf-8")), caption=caption)
+    # A timeline without `cases` is of the first records, with gaps closed: it would show a waiting GPU as busy.
+    if path is not None and (cases := json.loads(path.read_text(encoding="utf-8")).get("cases")):
+        found["timeline"] = plots.timeline(cases, caption=caption)
     return found
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from labkit.calc.collectives import alpha_beta_fit
 from labkit.calc.ddp_prediction import in_case_order
-from labkit.plots.style import COLORS, GREY, PATTERNS, figure, measured, predicted, quoted
+from labkit.plots.style import COLORS, GREY, PATTERNS, ceiling, figure, measured, predicted, quoted
 
 MIB = 2**20
 PATTERN = {"fgcolor": "rgba(255,255,255,0.75)", "size": 6, "fillmode": "overlay"}
@@ -53,35 +54,35 @@ def timeline(cases: Mapping[str, Mapping[str, Any]], *, shown: Sequence[str] | N
     """Compute and communication of one recorded step, a pair of lanes for each case and rank.
 
     Args:
-        cases: case -> rank -> {"compute": [[start, end], ...], "comm": [[start, end, MiB or None], ...]}, ms.
+        cases: case -> rank -> what `labkit.analyze.ddp_rank_files.timeline` gives.
         shown: cases to draw; those named by a cap if not given.
         caption: hardware, record id and date.
     """
     chosen = [case for case in in_case_order(cases=cases)
               if (case in shown if shown is not None else case.endswith("MiB"))]
     lanes = [(case, rank) for case in chosen for rank in sorted(cases[case], key=int)]
-    fig = figure("Communication starts when the first bucket is full, and what compute cannot hide is exposed",
-                 x="time from the first work of the step (ms)", y="cap, rank", caption=caption,
-                 height=90 + 46 * len(lanes),
+    fig = figure("Communication starts when the first bucket is full, and what compute does not cover is exposed",
+                 x="time from the first work of the step (ms); pale: busy for a part of it", y="cap, rank",
+                 caption=caption, height=130 + 46 * len(lanes),
                  alt="For each cap and rank: when compute runs, when communication runs beside it, when it runs alone.")
-    kinds = {"compute": [], "communication beside compute": [], "exposed communication": []}
+    kinds: dict[str, list[tuple[str, float, float, int]]] = {
+        "compute": [], "communication beside compute": [], "exposed communication": []}
+    compute, beside, alone = kinds.values()
     for case, rank in lanes:
-        work = cases[case][rank]
-        label = f"{case}, rank {rank}"
-        compute = [(piece[0], piece[1]) for piece in work["compute"]]
-        comm = _merged([(piece[0], piece[1]) for piece in work["comm"]])
-        exposed = _minus(comm, compute)
-        kinds["compute"] += [(label, *piece) for piece in compute]
-        kinds["communication beside compute"] += [(label, *piece) for piece in _minus(comm, exposed)]
-        kinds["exposed communication"] += [(label, *piece) for piece in exposed]
+        work, label = cases[case][rank], f"{case}, rank {rank}"
+        compute += [(label, *run) for run in _runs(work["compute_pct"], work["bin_ms"])]
+        pairs = list(zip(work["comm_pct"], work["exposed_pct"]))
+        beside += [(label, *run) for run in _runs([c if 2 * e <= c else 0 for c, e in pairs], work["bin_ms"])]
+        alone += [(label, *run) for run in _runs([c if 2 * e > c else 0 for c, e in pairs], work["bin_ms"])]
     for i, (kind, pieces) in enumerate(kinds.items()):
+        color = GREY if i == 0 else COLORS[i - 1]
         fig.add_trace(go.Bar(
-            y=[piece[0] for piece in pieces], x=[piece[2] - piece[1] for piece in pieces],
-            base=[piece[1] for piece in pieces], orientation="h", name=kind,
+            y=[piece[0] for piece in pieces], x=[piece[2] for piece in pieces], base=[piece[1] for piece in pieces],
+            customdata=[piece[3] for piece in pieces], orientation="h", name=kind,
             offsetgroup="compute" if i == 0 else "comm",
-            marker={"color": GREY if i == 0 else COLORS[i - 1], "line": {"width": 0},
+            marker={"color": color, "opacity": [max(0.1, piece[3] / 100) for piece in pieces], "line": {"width": 0},
                     "pattern": {**PATTERN, "shape": PATTERNS[1] if i == 2 else ""}},
-            hovertemplate="%{y}: " + kind + " from %{base:.1f} ms for %{x:.2f} ms"))
+            hovertemplate="%{y}: " + kind + " %{customdata} % of %{x:.2f} ms from %{base:.1f} ms"))
     fig.update_layout(barmode="group", bargap=0.3, margin_t=LEGEND_MARGIN)
     fig.update_yaxes(type="category", autorange="reversed")
     return fig
@@ -98,9 +99,8 @@ def tokens_per_s(rates: Mapping[str, Mapping[str, Any]], *, name: str, quoted_ra
         caption: hardware, record id and date.
     """
     cases = in_case_order(cases=rates)
-    best = max(cases, key=lambda case: rates[case]["value"])
     num = min(rates[case]["n"] for case in cases)
-    title = f"{best} moves most tokens" if num > 2 else "Too few samples to rank the cases"
+    title = _ranking({case: rate for case, rate in rates.items() if case.endswith("MiB")})
     fig = figure(title, x="bucket cap, or accumulation variant", y="tokens/s", caption=caption,
                  log_y=bool(quoted_rates),
                  alt=f"Tokens per second by case, with p10 to p90; at least {num} samples a case.")
@@ -115,6 +115,39 @@ def tokens_per_s(rates: Mapping[str, Mapping[str, Any]], *, name: str, quoted_ra
     fig.update_xaxes(type="category")
     if not quoted_rates:
         fig.update_yaxes(rangemode="tozero")
+    return fig
+
+
+def transfer(num_collectives: Mapping[str, int], comm_ms: Mapping[str, float], *, floor_ms: float | None = None,
+             name: str = "", caption: str = "") -> go.Figure:
+    """Time in collectives over their number, for caps that send the same bytes, and a line through it.
+
+    Args:
+        num_collectives: cap -> all-reduces of a step.
+        comm_ms: cap -> union of the collectives on the rank that waited least, ms.
+        floor_ms: bytes over the measured bus bandwidth, ms; drawn as a limit if given.
+        name: hardware, for the legend.
+        caption: hardware, record id and date.
+
+    Raises: ValueError when time does not grow with the number, or there are fewer than two different numbers.
+    """
+    caps = [cap for cap in in_case_order(cases=comm_ms) if cap in num_collectives]
+    counts, times = [num_collectives[cap] for cap in caps], [comm_ms[cap] for cap in caps]
+    # All caps send the same bytes, so the number takes the place of the size: time = bytes / B + number * alpha.
+    fit = alpha_beta_fit(sizes_bytes=[float(count) for count in counts], times_s=[ms / 1e3 for ms in times])
+    fixed_ms, each_ms = fit["alpha_s"] * 1e3, 1e3 / fit["bytes_per_s"]
+    fig = figure(f"Each collective adds {each_ms * 1e3:.0f} µs to {fixed_ms:.2f} ms for the bytes",
+                 x="all-reduces per step", y="time in collectives (ms)", caption=caption,
+                 alt="; ".join(f"{cap}: {count} all-reduces, {ms:.2f} ms"
+                               for cap, count, ms in zip(caps, counts, times)))
+    points = measured(counts, times, name=name or "recorded steps")
+    fig.add_trace(points.update(mode="markers+text", text=caps, textposition="bottom right"))
+    ends = [0, max(counts) * 1.05]
+    fig.add_trace(predicted(ends, [fixed_ms + each_ms * end for end in ends], name="fit: bytes / B + number × α"))
+    if floor_ms is not None:
+        ceiling(fig, floor_ms, label="bytes / bus bandwidth of a large all-reduce, measured")
+    fig.update_layout(margin_t=LEGEND_MARGIN)
+    fig.update_yaxes(rangemode="tozero")
     return fig
 
 
@@ -144,27 +177,26 @@ def predicted_vs_seen(prediction: Mapping[str, Any], results: Mapping[str, Any],
     return fig
 
 
-def _merged(pieces: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Sorted, disjoint intervals that cover the same time."""
-    done: list[tuple[float, float]] = []
-    for start, end in sorted(pieces):
-        if done and start <= done[-1][1]:
-            done[-1] = (done[-1][0], max(done[-1][1], end))
-        else:
-            done.append((start, end))
+def _ranking(rates: Mapping[str, Mapping[str, Any]]) -> str:
+    """What can be said about the caps: the best one stands out only if its range is above all others'."""
+    if len(rates) < 2 or min(rate["n"] for rate in rates.values()) < 20:
+        return "Too few samples to rank the caps"
+    best = max(rates, key=lambda cap: rates[cap]["value"])
+    if all(rates[best]["p10"] > rate["p90"] for cap, rate in rates.items() if cap != best):
+        return f"A cap of {best} is fastest"
+    return "No cap is fastest: the ranges from p10 to p90 overlap"
+
+
+def _runs(shares_pct: Sequence[int], bin_ms: float) -> list[tuple[float, float, int]]:
+    """(start ms, length ms, share %) of neighbouring intervals with the same share to the next 10 %; none for 0."""
+    done: list[tuple[float, float, int]] = []
+    last = 0
+    for i, share in enumerate(shares_pct):
+        level = min(100, -(-share // 10) * 10)
+        if level and level == last:
+            start, length, _ = done[-1]
+            done[-1] = (start, length + bin_ms, level)
+        elif level:
+            done.append((i * bin_ms, bin_ms, level))
+        last = level
     return done
-
-
-def _minus(pieces: Sequence[tuple[float, float]], taken: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """What is left of `pieces` where `taken` is not; both sorted and disjoint."""
-    left: list[tuple[float, float]] = []
-    for start, end in pieces:
-        for away, back in taken:
-            if back <= start or away >= end:
-                continue
-            if away > start:
-                left.append((start, away))
-            start = max(start, back)
-        if start < end:
-            left.append((start, end))
-    return left

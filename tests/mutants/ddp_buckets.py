@@ -100,9 +100,9 @@ MUTANTS = [
         "test_analyze_ddp::test_rate_and_time_invert_to_each_other_for_an_even_sample",
     ),
     plant(
-        "overlap_and_exposed_from_different_traces", RESULTS,
-        'chosen["overlap_pct"][rank]', 'facts[-1]["overlap_pct"][-1]',
-        "test_analyze_ddp::test_recorded_numbers_belong_to_one_trace",
+        "waiting_passes_for_communication", RESULTS,
+        "places = [(min(ranks), process, ranks.index(min(ranks)))", "places = [(ranks[0], process, 0)",
+        "test_analyze_ddp::test_recorded_numbers_come_from_the_rank_that_waits_least",
     ),
     plant(
         "compute_after_the_first_collective_counts_as_before", RANK_FILES,
