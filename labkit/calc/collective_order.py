@@ -33,7 +33,7 @@ def reduced_by_position(
     """
     if len(orders) < 2 or len({len(order) for order in orders}) > 1:
         raise ValueError(f"orders={[list(o) for o in orders]!r}: expected two or more ranks with equally many calls")
-    start: dict[str, Sequence[float]] = dict(values)
+    start: dict[str, Sequence[float]] = dict(values)  # type: ignore[arg-type]  # a mapping, or pairs from YAML
     for name, found in start.items():
         if len(found) != len(orders):
             raise ValueError(f"values[{name}]={list(found)!r}: expected {len(orders)} numbers, one per rank")
