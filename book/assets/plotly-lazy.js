@@ -5,7 +5,7 @@
   const root = new URL(document.documentElement.dataset.content_root || "./", document.baseURI);
   const boxes = Array.from(document.querySelectorAll(".lk-plotly"));
   const figures = new Map(boxes.map((box) => [box, JSON.parse(box.querySelector("script").textContent)]));
-  const drawn = new Set();
+  const drawn = new Map(); // box -> width it was drawn for
   let library;
 
   function loadLibrary() {
@@ -64,14 +64,15 @@
   async function draw(box) {
     const Plotly = await loadLibrary();
     const { data, layout } = figures.get(box);
+    delete box.dataset.ready;
     box.querySelector("script")?.remove();
     box.querySelector("noscript")?.remove();
     await Plotly.react(box, structuredClone(data), layoutFor(box, layout), {
-      responsive: true, displaylogo: false, displayModeBar: window.matchMedia("(hover: hover)").matches ? "hover" : false,
+      displaylogo: false, displayModeBar: window.matchMedia("(hover: hover)").matches ? "hover" : false,
     });
     const changes = brokenTitles(box);
     if (Object.keys(changes).length) await Plotly.relayout(box, changes);
-    drawn.add(box);
+    drawn.set(box, box.clientWidth);
     box.dataset.ready = "";
   }
 
@@ -84,7 +85,11 @@
     }
   }, { rootMargin: "400px" });
   boxes.forEach((box) => near.observe(box));
-  new MutationObserver(() => drawn.forEach((box) => draw(box)))
+  const sized = new ResizeObserver((entries) => {
+    for (const { target } of entries) if (drawn.has(target) && drawn.get(target) !== target.clientWidth) draw(target);
+  });
+  boxes.forEach((box) => sized.observe(box));
+  new MutationObserver(() => drawn.forEach((_, box) => draw(box)))
     .observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
   addEventListener("beforeprint", () => boxes.forEach((box) => draw(box)));
 })();

@@ -73,5 +73,12 @@
 
   undrawn: () => document.querySelectorAll(".lk-plotly:not([data-ready]), .lk-plotly:not(:has(.main-svg))").length,
   unsetMath: () => Array.from(document.querySelectorAll("article .math")).filter((e) => !e.querySelector("mjx-container svg")).length,
-  scrollsSideways: () => document.documentElement.scrollWidth > innerWidth,
+  unready() {
+    return this.undrawn() + this.unsetMath();
+  },
+
+  problems() {
+    const sideways = document.documentElement.scrollWidth > innerWidth ? ["the page scrolls sideways"] : [];
+    return [...sideways, ...this.stickingOut(), ...this.lowContrast(), ...this.unlabelled(), ...this.badFigureText()];
+  },
 })

@@ -17,6 +17,7 @@ from labkit.paths import BUILD
 HTML = BUILD / "_build" / "html"
 SCREENS = BUILD / "screens"
 WIDTHS = {"desktop": 1280, "phone": 390}
+TIMEOUT_MS = 30_000
 # Everything but this machine goes to a proxy that does not exist: nothing leaves, and the attempt is seen.
 ARGUMENTS = [
     "--no-sandbox",
@@ -97,14 +98,14 @@ def visit(contexts, site):
     """Open a page: (page, Visit)."""
     opened = []
 
-    def go(path, *, width="desktop", scheme="light"):
+    def go(path, *, width="desktop", scheme="light", wait_until="load"):
         page, seen = contexts(width, scheme).new_page(), Visit()
         opened.append(page)
         ours = (site, "data:", "blob:")
         page.on("request", lambda r: seen.outside.append(r.url) if not r.url.startswith(ours) else None)
         page.on("pageerror", lambda error: seen.errors.append(str(error)))
         page.on("response", lambda r: seen.missing.append(f"{r.status} {r.url}") if r.status >= 400 else None)
-        page.goto(f"{site}/{path}", wait_until="load")
+        page.goto(f"{site}/{path}", wait_until=wait_until, timeout=TIMEOUT_MS)
         return page, seen
 
     yield go

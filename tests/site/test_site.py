@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.site.conftest import HTML, SCREENS, pages
+from tests.site.conftest import HTML, SCREENS, TIMEOUT_MS, WIDTHS, pages
 
 pytestmark = pytest.mark.site
 
@@ -17,7 +17,7 @@ def ask(page, name):
 
 
 def wait_until_none(page, name):
-    page.wait_for_function(f"() => ({CHECKS}).{name}() === 0", timeout=15000)
+    page.wait_for_function(f"() => ({CHECKS}).{name}() === 0", timeout=TIMEOUT_MS)
 
 
 def screenshot(page, path, width, scheme):
@@ -31,26 +31,34 @@ def test_there_are_pages(site):
     assert len(pages()) >= 10, "the book lost its pages"
 
 
-@pytest.mark.parametrize("width", ["desktop", "phone"])
-def test_every_page(visit, subtests, width):
-    """Each page once a width; light first, then the reader's setting changes to dark while it is open."""
-    for path in pages():
-        with subtests.test(page=path):
-            page, seen = visit(path, width=width)
-            page.set_viewport_size({"width": page.viewport_size["width"], "height": 2400})
-            for box in page.query_selector_all(".lk-plotly"):
-                box.scroll_into_view_if_needed()
-            for scheme in ("light", "dark"):
-                page.emulate_media(color_scheme=scheme)
-                page.wait_for_selector(f"html[data-theme={scheme}]", timeout=5000)
-                wait_until_none(page, "undrawn")
-                wait_until_none(page, "unsetMath")
-                assert not ask(page, "scrollsSideways")
-                for check in ("stickingOut", "lowContrast", "unlabelled", "badFigureText"):
-                    assert ask(page, check) == [], check
-                screenshot(page, path, width, scheme)
-            assert seen.outside == [], "the page asked another host"
-            assert seen.errors == [] and seen.missing == []
+VIEWS = (("desktop", "light"), ("phone", "light"), ("phone", "dark"), ("desktop", "dark"))
+"""What each page is looked at with; the many question pages get every other one: both widths, both schemes."""
+
+
+def in_batches(items, size):
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def test_every_page(visit, subtests):
+    """Each page, wide and light, then narrow, then dark; the pages of a batch load side by side."""
+    for batch in in_batches(pages(), 4):
+        opened = [(path, *visit(path, wait_until="commit")) for path in batch]
+        for path, page, seen in opened:
+            with subtests.test(page=path):
+                page.wait_for_load_state("load", timeout=TIMEOUT_MS)
+                page.bring_to_front()
+                page.evaluate("() => dispatchEvent(new Event('beforeprint'))")  # draws the figures further down too
+                for width, scheme in VIEWS[:: 2 if path.startswith("book/questions/q") else 1]:
+                    page.set_viewport_size({"width": WIDTHS[width], "height": 900})
+                    page.emulate_media(color_scheme=scheme)
+                    page.wait_for_selector(f"html[data-theme={scheme}]", state="attached", timeout=TIMEOUT_MS)
+                    wait_until_none(page, "unready")
+                    assert ask(page, "problems") == [], f"{width}, {scheme}"
+                    if width == "desktop" if scheme == "light" else width == "phone":
+                        screenshot(page, path, width, scheme)
+                assert seen.outside == [], "the page asked another host"
+                assert seen.errors == [] and seen.missing == []
             page.close()
 
 
