@@ -4,13 +4,14 @@ PYTHON ?= python3
 PORT ?= 8899
 PY := .venv/bin/python
 
-.PHONY: help setup lab test book serve mutants lint bench clean
+.PHONY: help setup lab test book serve site mutants lint bench clean
 
 help:
 	@echo "make lab [PRESET=smoke|cpu|gpu1|gpu2|gpu8]   run every lab here, build the book, show the results"
 	@echo "make test      run the whole test suite"
 	@echo "make book      build the book (runs the labs that have no executed copy yet)"
 	@echo "make serve     open the notebooks in JupyterLab"
+	@echo "make site      open the built book in a headless Chromium with the network blocked (needs chromium)"
 	@echo "make mutants   plant every known error and demand that a test notices"
 	@echo "make lint      ruff and basedpyright"
 	@echo "make bench     measure the tools themselves (trace analyzer against traceinsight)"
@@ -31,6 +32,9 @@ book: setup
 
 serve: setup
 	@$(PY) -m jupyter lab --ServerApp.root_dir=notebooks --port=$(PORT)
+
+site: setup
+	@$(PY) -m pytest -q -m site tests/site
 
 mutants: setup
 	@$(PY) tests/mutants/run.py
