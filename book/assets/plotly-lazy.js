@@ -42,13 +42,15 @@
     copy.margin = { ...copy.margin, t: 28, r: small ? 8 : 16, ...(small ? { l: 44 } : {}) };
     for (const note of copy.annotations || []) {
       if ((note.font?.color ?? GREY) === GREY) note.font = { ...note.font, color: muted };
+      if (small) note.font = { ...note.font, size: Math.min(note.font?.size ?? 12, 10) };
     }
     copy.autosize = true;
     delete copy.width;
     return copy;
   }
 
-  // Axis titles that are longer than their axis, as changes to the layout: known only once the figure is drawn.
+  // Axis titles and labels of lines that are longer than their axis, as changes to the layout: known only once the
+  // figure is drawn.
   function brokenTitles(box) {
     const changes = {};
     for (const [name, axis] of Object.entries(box._fullLayout)) {
@@ -58,6 +60,11 @@
       const broken = wrap(axis.title.text, room / (0.58 * axis.title.font.size));
       if (broken !== axis.title.text) changes[`${name}.title.text`] = broken;
     }
+    box._fullLayout.annotations.forEach((note, i) => {
+      if (!/domain|paper/.test(note.xref) || note.text.includes("<br>")) return;
+      const broken = wrap(note.text, box._fullLayout._size.w / (0.55 * note.font.size));
+      if (broken !== note.text) changes[`annotations[${i}].text`] = broken;
+    });
     return changes;
   }
 
@@ -67,7 +74,9 @@
     delete box.dataset.ready;
     box.querySelector("script")?.remove();
     box.querySelector("noscript")?.remove();
-    await Plotly.react(box, structuredClone(data), layoutFor(box, layout), {
+    const traces = structuredClone(data);
+    for (const trace of traces) if (trace.name) trace.name = wrap(trace.name, (box.clientWidth - 70) / 6.5);
+    await Plotly.react(box, traces, layoutFor(box, layout), {
       displaylogo: false, displayModeBar: window.matchMedia("(hover: hover)").matches ? "hover" : false,
     });
     const changes = brokenTitles(box);

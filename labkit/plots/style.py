@@ -169,11 +169,20 @@ def bars(x: Sequence[Any], y: Sequence[float], *, name: str, index: int = 0) -> 
     )
 
 
-def ceiling(fig: go.Figure, y: float, *, label: str) -> go.Figure:
-    """Draw a limit across `fig` at height `y` (unit of the y axis); `label` names it and its source. Returns `fig`."""
+def ceiling(fig: go.Figure, y: float, *, label: str, position: str = "top left") -> go.Figure:
+    """Draw a limit across `fig` at height `y` (unit of the y axis); `label` names it and its source.
+
+    Args:
+        fig: the figure.
+        y: where.
+        label: what the limit is, and where it comes from.
+        position: where along and beside the line the label stands, clear of the points: "top left", "bottom right", ...
+
+    Returns: `fig`.
+    """
     fig.add_hline(
         y=y, line={"color": GREY, "width": 1.2}, annotation={"text": label, "font": {"size": 11, "color": GREY}},
-        annotation_position="top left",
+        annotation_position=position,
     )
     return fig
 

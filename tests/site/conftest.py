@@ -47,6 +47,37 @@ class Visit:
     missing: list = field(default_factory=list)
 
 
+class Tab:
+    """A browser tab that notes what its page asks for and what goes wrong."""
+
+    def __init__(self, context, site):
+        self.page, self.site, self.seen = context.new_page(), site, Visit()
+        self.page.on("request", self._request)
+        self.page.on("pageerror", lambda error: self.seen.errors.append(str(error)))
+        self.page.on("response", self._response)
+
+    def _request(self, request):
+        if not request.url.startswith((self.site, "data:", "blob:")):
+            self.seen.outside.append(request.url)
+
+    def _response(self, response):
+        if response.status >= 400:
+            self.seen.missing.append(f"{response.status} {response.url}")
+
+    def show(self, width, scheme):
+        self.page.set_viewport_size({"width": WIDTHS[width], "height": 900})
+        self.page.emulate_media(color_scheme=scheme)
+
+    def go(self, path, *, wait_until="load"):
+        self.seen = Visit()
+        self.page.goto(f"{self.site}/{path}", wait_until=wait_until, timeout=TIMEOUT_MS)
+
+    def start(self, path, views):
+        """Begin to load a page in the first of its views."""
+        self.show(*views[0])
+        self.go(path, wait_until="commit")
+
+
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *arguments):
         pass
@@ -77,37 +108,32 @@ def chromium():
         browser.close()
 
 
-@pytest.fixture(scope="session")
-def contexts(chromium):
-    """(width name, scheme) -> browser context, each made once, so that scripts are cached between pages."""
-    made = {}
-
-    def get(width, scheme):
-        if (width, scheme) not in made:
-            context = chromium.new_context(viewport={"width": WIDTHS[width], "height": 900}, color_scheme=scheme)
-            made[width, scheme] = context
-        return made[width, scheme]
-
-    yield get
-    for context in made.values():
+@pytest.fixture
+def two_tabs(chromium, site):
+    """Two tabs that share no process, so that two cores can work."""
+    contexts = [chromium.new_context() for _ in range(2)]
+    yield [Tab(context, site) for context in contexts]
+    for context in contexts:
         context.close()
 
 
-@pytest.fixture
-def visit(contexts, site):
-    """Open a page: (page, Visit)."""
-    opened = []
+@pytest.fixture(scope="session")
+def context(chromium):
+    with chromium.new_context() as shared:
+        yield shared
 
-    def go(path, *, width="desktop", scheme="light", wait_until="load"):
-        page, seen = contexts(width, scheme).new_page(), Visit()
-        opened.append(page)
-        ours = (site, "data:", "blob:")
-        page.on("request", lambda r: seen.outside.append(r.url) if not r.url.startswith(ours) else None)
-        page.on("pageerror", lambda error: seen.errors.append(str(error)))
-        page.on("response", lambda r: seen.missing.append(f"{r.status} {r.url}") if r.status >= 400 else None)
-        page.goto(f"{site}/{path}", wait_until=wait_until, timeout=TIMEOUT_MS)
-        return page, seen
+
+@pytest.fixture
+def visit(context, site):
+    """Open a page: (page, Visit)."""
+    tabs = []
+
+    def go(path, *, width="desktop", scheme="light"):
+        tabs.append(Tab(context, site))
+        tabs[-1].show(width, scheme)
+        tabs[-1].go(path)
+        return tabs[-1].page, tabs[-1].seen
 
     yield go
-    for page in opened:
-        page.close()
+    for tab in tabs:
+        tab.page.close()

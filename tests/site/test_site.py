@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.site.conftest import HTML, SCREENS, TIMEOUT_MS, WIDTHS, pages
+from tests.site.conftest import HTML, SCREENS, TIMEOUT_MS, pages
 
 pytestmark = pytest.mark.site
 
@@ -33,33 +33,38 @@ def test_there_are_pages(site):
 
 VIEWS = (("desktop", "light"), ("phone", "light"), ("phone", "dark"), ("desktop", "dark"))
 """What each page is looked at with; the many question pages get every other one: both widths, both schemes."""
+SHOWN = (("desktop", "light"), ("phone", "dark"))
 
 
-def in_batches(items, size):
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
+def look(tab, path, views):
+    """Check an open page in each view; returns nothing, fails on the first problem."""
+    page = tab.page
+    page.wait_for_load_state("load", timeout=TIMEOUT_MS)
+    page.bring_to_front()
+    page.evaluate("() => dispatchEvent(new Event('beforeprint'))")  # draws the figures further down too
+    for width, scheme in views:
+        tab.show(width, scheme)
+        page.wait_for_selector(f"html[data-theme={scheme}]", state="attached", timeout=TIMEOUT_MS)
+        wait_until_none(page, "unready")
+        assert ask(page, "problems") == [], f"{width}, {scheme}"
+        if (width, scheme) in SHOWN:
+            screenshot(page, path, width, scheme)
+    assert tab.seen.outside == [], "the page asked another host"
+    assert tab.seen.errors == [] and tab.seen.missing == []
 
 
-def test_every_page(visit, subtests):
-    """Each page, wide and light, then narrow, then dark; the pages of a batch load side by side."""
-    for batch in in_batches(pages(), 4):
-        opened = [(path, *visit(path, wait_until="commit")) for path in batch]
-        for path, page, seen in opened:
-            with subtests.test(page=path):
-                page.wait_for_load_state("load", timeout=TIMEOUT_MS)
-                page.bring_to_front()
-                page.evaluate("() => dispatchEvent(new Event('beforeprint'))")  # draws the figures further down too
-                for width, scheme in VIEWS[:: 2 if path.startswith("book/questions/q") else 1]:
-                    page.set_viewport_size({"width": WIDTHS[width], "height": 900})
-                    page.emulate_media(color_scheme=scheme)
-                    page.wait_for_selector(f"html[data-theme={scheme}]", state="attached", timeout=TIMEOUT_MS)
-                    wait_until_none(page, "unready")
-                    assert ask(page, "problems") == [], f"{width}, {scheme}"
-                    if width == "desktop" if scheme == "light" else width == "phone":
-                        screenshot(page, path, width, scheme)
-                assert seen.outside == [], "the page asked another host"
-                assert seen.errors == [] and seen.missing == []
-            page.close()
+def test_every_page(two_tabs, subtests):
+    """Each page in each view; while one tab is looked at, the other loads the next page."""
+    plan = []
+    for number, path in enumerate(pages()):
+        views = VIEWS[:: 1 if number % 2 else -1]  # every other page is opened in the dark
+        plan.append((path, views[::2] if path.startswith("book/questions/q") else views))
+    two_tabs[0].start(*plan[0])
+    for number, (path, views) in enumerate(plan):
+        if number + 1 < len(plan):
+            two_tabs[(number + 1) % 2].start(*plan[number + 1])
+        with subtests.test(page=path):
+            look(two_tabs[number % 2], path, views)
 
 
 def test_start_page_leads_to_the_book(visit):
@@ -117,18 +122,19 @@ def test_ledger_filters_sorts_and_shows_what_is_linked(visit, width):
     assert total > 100 and visible().count() == total
     page.get_by_label("contains").fill("ddp-bucket-count")
     few = visible().count()
-    assert 1 <= few < 20 and all("ddp-bucket-count" in text for text in visible().all_inner_texts())
+    assert 1 <= few < 20 and all("ddp-bucket-count" in text for text in visible().all_text_contents())
     assert f"{few} of {total}" in page.locator(".lk-tools output").inner_text()
     page.get_by_label("contains").fill("")
     page.locator(".lk-tools select[name=status]").select_option("differs")
     assert 0 < visible().count() < total
-    assert all(text.strip() == "differs" for text in visible().locator(".lk-f-status").all_inner_texts())
+    assert all(text.strip() == "differs" for text in visible().locator(".lk-f-status").all_text_contents())
     page.evaluate("() => { location.hash = '#claim-ddp-bucket-count'; }")
     page.wait_for_function("() => !document.getElementById('claim-ddp-bucket-count').hidden")
     if width == "desktop":
         page.get_by_role("button", name="claim").click()
         assert table.locator("th[aria-sort=ascending]").count() == 1
-        topics = lambda: [page.evaluate("(row) => row.id", r).split("-")[1] for r in rows.element_handles()]  # noqa: E731
+        ids = "(rows) => rows.map((row) => row.id.split('-')[1])"
+        topics = lambda: rows.evaluate_all(ids)  # noqa: E731
         assert topics() == sorted(topics())
         page.get_by_role("button", name="claim").click()
         assert topics() == sorted(topics(), reverse=True) and table.locator("th[aria-sort=descending]").count() == 1
