@@ -121,5 +121,6 @@ def test_ceiling_is_labelled():
     fig = style.ceiling(style.figure("t", x="a", y="b"), 5.0, label="peak, data sheet")
     assert fig.layout.shapes[0].y0 == fig.layout.shapes[0].y1 == 5.0
     assert fig.layout.annotations[0].text == "peak, data sheet"
-    right = style.ceiling(style.figure("t", x="a", y="b"), 5.0, label="peak", position="bottom right").layout.annotations[0]
+    fig = style.ceiling(style.figure("t", x="a", y="b"), 5.0, label="peak", position="bottom right")
+    right = fig.layout.annotations[0]
     assert (right.x, right.yanchor) == (1, "top")
