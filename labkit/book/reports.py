@@ -30,7 +30,7 @@ def run_list(*, local: bool) -> list[nodes.Node]:
     for entry in entries:
         record = entry.record
         passed = sum(oracle.passed for oracle in record.oracles)
-        commit = str(record.environment.get("git", {}).get("commit") or "unknown")[:10]
+        commit = str(record.environment.get("git", {}).get("commit") or "unknown")[:8]
         rows.append(Row(
             [
                 [nodes.paragraph("", "", code(record.experiment)), nodes.paragraph("", "", code(record.run_id))],
