@@ -27,8 +27,9 @@ MAY_IMPORT = {
     "claims": CORE | {"records", "machine", "presets", "calc", "ledger"},
     "ledger": CORE | {"records", "machine", "presets", "calc", "ledger"},
     "doctor": CORE | {"machine", "presets", "experiments"},
+    "conduct": CORE | {"records", "launch", "machine", "provenance"},
     "experiments": CORE | DATA | {
-        "calc", "records", "launch", "analyze", "plots", "presets", "machine", "provenance", "claims"},
+        "calc", "records", "launch", "analyze", "plots", "presets", "machine", "provenance", "claims", "conduct"},
     "batch": CORE | {"records", "presets", "machine", "claims"},
     "book": None,
     "cli": None,

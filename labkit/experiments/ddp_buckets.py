@@ -12,26 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit import machine, provenance
+from labkit import machine
 from labkit.calc.ddp_prediction import VARIANTS, ddp_prediction, train_flop_per_token
+from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table
 from labkit.hardware import HardwareProfile, load_profile, match_profile
-from labkit.launch.process import LaunchError
 from labkit.launch.torchrun import launch_torchrun
 from labkit.paths import RECORDS, runs_root
-from labkit.records import (
-    RecordError,
-    RunRecord,
-    describe_artifacts,
-    list_runs,
-    load_record,
-    new_run_id,
-    open_run_dir,
-    publish,
-    run_status,
-    utc_now,
-    write_atomic,
-    write_json,
-)
+from labkit.records import RunRecord, write_atomic, write_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -182,39 +169,25 @@ def run(params: Params, *, preset: str = "custom", run_id: str | None = None,
 
     Raises: RecordError if the run directory exists or cannot be written.
     """
+    here = machine.detect()
+    profile = match_profile(here.gpus[0].name) if here.gpus and params.device == "cuda" else None
+    return conduct(
+        SLUG, params, preset=preset, run_id=run_id,
+        predict=lambda: predict(params, hardware=load_profile(profile) if profile else None),
+        measure=lambda run_dir, predicted, outcome: _measure(params, run_dir, predicted, outcome, progress))
+
+
+def _measure(params: Params, run_dir: Path, predicted: dict[str, Any], outcome: Outcome,
+             progress: Callable[[str], None] | None) -> None:
+    """Launch each process, read what its ranks wrote, and judge it."""
     from labkit.analyze.ddp_results import read_process
 
-    here = machine.detect()
-    plain = json.loads(json.dumps(asdict(params)))
-    run_id = run_id or new_run_id(plain, hardware_tag=here.tag)
-    run_dir = open_run_dir(SLUG, run_id, params=plain)
-    profile = match_profile(here.gpus[0].name) if here.gpus and params.device == "cuda" else None
-    prediction = {"created_utc": utc_now(),
-                  "values": predict(params, hardware=load_profile(profile) if profile else None)}
-    write_json(run_dir / "prediction.json", prediction)
-    argv: list[list[str]] = []
-    outcome: dict[str, Any] = {}
-    try:
-        processes = []
-        for index in range(params.num_processes):
-            argv.append(_launch(params, run_dir / f"p{index}", index=index, progress=progress))
-            processes.append(read_process(run_dir / f"p{index}"))
-        outcome = _evaluate(params, processes, prediction["values"], run_dir)
-        failure = None
-    except LaunchError as error:
-        failure = error.as_failure()
-    except (ValueError, LookupError) as error:
-        failure = {"message": f"the ranks' files cannot be used: {type(error).__name__}: {error}"}
-    passed = failure is None and all(oracle.passed for oracle in outcome["oracles"])
-    files = [path.relative_to(run_dir).as_posix() for path in run_dir.rglob("*")
-             if path.is_file() and not path.name.startswith(".")]
-    record = RunRecord(
-        experiment=SLUG, run_id=run_id, preset=preset, status="ok" if passed else "failed",
-        created_utc=prediction["created_utc"], finished_utc=utc_now(), params=plain, argv=argv,
-        environment=provenance.collect(argv[0] if argv else (), run_dir=run_dir), prediction=prediction,
-        failure=failure, artifacts=describe_artifacts(run_dir, files), notes=_notes(params), **outcome)
-    publish(record, run_dir)
-    return load_record(run_dir)  # as published: without this machine's paths
+    outcome.notes += _notes(params)
+    processes = []
+    for index in range(params.num_processes):
+        outcome.argv.append(_launch(params, run_dir / f"p{index}", index=index, progress=progress))
+        processes.append(read_process(run_dir / f"p{index}"))
+    _evaluate(params, processes, predicted, run_dir, outcome)
 
 
 def _launch(params: Params, folder: Path, *, index: int, progress: Callable[[str], None] | None) -> list[str]:
@@ -233,7 +206,8 @@ def _launch(params: Params, folder: Path, *, index: int, progress: Callable[[str
                            env=CPU_ENV if params.device == "cpu" else GPU_ENV, progress=pass_on).argv
 
 
-def _evaluate(params: Params, processes: list[Any], predicted: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+def _evaluate(params: Params, processes: list[Any], predicted: dict[str, Any], run_dir: Path,
+              outcome: Outcome) -> None:
     """Results, samples and oracles of the record, and the timeline beside it."""
     from labkit.analyze import ddp_oracles, ddp_results
 
@@ -244,16 +218,14 @@ def _evaluate(params: Params, processes: list[Any], predicted: dict[str, Any], r
     ends = sorted({0, params.world_size - 1})
     write_atomic(run_dir / TIMELINE, json.dumps({"cases": {
         case: {str(rank): processes[0].traces[case]["timeline"][rank] for rank in ends} for case in tokens}}) + "\n")
-    return {
-        "results": {**ddp_results.structure(processes[0], world_size=params.world_size), **timed, **traced,
-                    "tokens_per_step": tokens, "loopback_bytes_per_rank": loopback},
-        "samples": {**timed_samples, **traced_samples},
-        "oracles": ddp_oracles.ddp_oracles(
-            processes[0], predicted=predicted, world_size=params.world_size, loopback_bytes=loopback,
-            bound=ddp_oracles.rounding_bound(
-                num_layers=params.num_layers, hidden=params.hidden, vocab_size=params.vocab_size,
-                num_tokens=max(tokens.values()))),
-    }
+    outcome.results |= {**ddp_results.structure(processes[0], world_size=params.world_size), **timed, **traced,
+                        "tokens_per_step": tokens, "loopback_bytes_per_rank": loopback}
+    outcome.samples |= {**timed_samples, **traced_samples}
+    outcome.oracles += ddp_oracles.ddp_oracles(
+        processes[0], predicted=predicted, world_size=params.world_size, loopback_bytes=loopback,
+        bound=ddp_oracles.rounding_bound(
+            num_layers=params.num_layers, hidden=params.hidden, vocab_size=params.vocab_size,
+            num_tokens=max(tokens.values())))
 
 
 def _notes(params: Params) -> list[str]:
@@ -276,23 +248,12 @@ def load(run_id: str, *, expect: Params | None = None) -> RunRecord:
 
     Raises: RecordError if there is no such run, it is incomplete or changed, or its parameters are others.
     """
-    known = [path for path in list_runs(SLUG) if path.name == run_id or (not run_id and run_status(path) == "ok")]
-    if not known:
-        raise RecordError(f"run_id={run_id!r}: no such run of {SLUG}, expected a folder of runs/ or data/runs/")
-    record = load_record(known[-1])
-    if expect is not None:
-        wanted = json.loads(json.dumps(asdict(expect)))
-        odd = sorted(name for name in wanted if record.params.get(name) != wanted[name])
-        if odd:
-            raise RecordError(f"run {record.run_id} was made with {odd[0]}={record.params.get(odd[0])!r}, "
-                              f"expected {wanted[odd[0]]!r}")
-    return record
+    return load_run(SLUG, run_id, expect=expect)
 
 
 def recorded() -> list[RunRecord]:
     """Committed good runs, the newest of each hardware and preset."""
-    records = [load_record(path) for path in list_runs(SLUG, roots=[RECORDS]) if run_status(path) == "ok"]
-    return list({(record.hardware_tag, record.preset): record for record in records}.values())
+    return newest_records(SLUG)
 
 
 def table(record: RunRecord) -> pd.DataFrame:
@@ -307,14 +268,7 @@ def check(record: RunRecord) -> pd.DataFrame:
 
     Raises: RecordError naming the failed oracles, or what else went wrong.
     """
-    import pandas as pd
-
-    if record.failure:
-        raise RecordError(f"run {record.run_id} failed: {record.failure['message']}")
-    failed = [oracle.name for oracle in record.oracles if not oracle.passed]
-    if failed or not record.oracles:
-        raise RecordError(f"run {record.run_id}: {'; '.join(failed) or 'no oracle ran'}")
-    return pd.DataFrame([asdict(oracle) for oracle in record.oracles])
+    return oracle_table(record)
 
 
 def figures(record: RunRecord) -> dict[str, go.Figure]:
