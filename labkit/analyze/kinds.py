@@ -110,6 +110,18 @@ def _rocm_smi_topo(paths: list[Path]) -> dict:
     return _parsed(paths, "rocm_smi_topo", parse_rocm_topo)
 
 
+def _cuobjdump_resource_usage(paths: list[Path]) -> dict:
+    from labkit.analyze.cuobjdump import parse_resource_usage
+
+    return _parsed(paths, "cuobjdump_resource_usage", parse_resource_usage)
+
+
+def _ptxas_verbose(paths: list[Path]) -> dict:
+    from labkit.analyze.ptxas import parse_verbose
+
+    return _parsed(paths, "ptxas_verbose", parse_verbose)
+
+
 KINDS: dict[str, Callable[[list[Path]], dict]] = {
     "torch_trace": _torch_trace,
     "torch_trace_dir": _torch_trace_dir,
@@ -119,4 +131,6 @@ KINDS: dict[str, Callable[[list[Path]], dict]] = {
     "nvidia_smi_topo": _nvidia_smi_topo,
     "nvidia_smi_topo_p2p": _nvidia_smi_topo_p2p,
     "rocm_smi_topo": _rocm_smi_topo,
+    "cuobjdump_resource_usage": _cuobjdump_resource_usage,
+    "ptxas_verbose": _ptxas_verbose,
 }
