@@ -21,8 +21,8 @@ from labkit.analyze.trace_salvage import footer_is_valid, scan_events
 from labkit.analyze.trace_source import ByteSource
 from labkit.analyze.trace_time import NeedsExactText
 
-READ_BYTES = 1 << 20
-PIECE_BYTES = 1 << 17
+READ_BYTES = 1 << 19
+PIECE_BYTES = 1 << 18
 """Decoded at once: small enough that its objects are still in the processor's cache when they are looked at."""
 _LIMIT_BYTES = 1 << 28
 """No header, footer or single event is larger than this."""
