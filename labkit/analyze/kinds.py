@@ -122,6 +122,30 @@ def _ptxas_verbose(paths: list[Path]) -> dict:
     return _parsed(paths, "ptxas_verbose", parse_verbose)
 
 
+def _ncu_csv(paths: list[Path]) -> dict:
+    from labkit.analyze.ncu_csv import parse_ncu_csv
+
+    return _parsed(paths, "ncu_csv", parse_ncu_csv)
+
+
+def _nccl_tests_text(paths: list[Path]) -> dict:
+    from labkit.analyze.nccl_tests_text import parse_text
+
+    return _parsed(paths, "nccl_tests_text", parse_text)
+
+
+def _nccl_tests_json(paths: list[Path]) -> dict:
+    from labkit.analyze.nccl_tests_json import parse_json
+
+    return _parsed(paths, "nccl_tests_json", parse_json)
+
+
+def _nccl_log(paths: list[Path]) -> dict:
+    from labkit.analyze.nccl_log import parse_log
+
+    return _parsed(paths, "nccl_log", parse_log)
+
+
 KINDS: dict[str, Callable[[list[Path]], dict]] = {
     "torch_trace": _torch_trace,
     "torch_trace_dir": _torch_trace_dir,
@@ -131,6 +155,10 @@ KINDS: dict[str, Callable[[list[Path]], dict]] = {
     "nvidia_smi_topo": _nvidia_smi_topo,
     "nvidia_smi_topo_p2p": _nvidia_smi_topo_p2p,
     "rocm_smi_topo": _rocm_smi_topo,
+    "nccl_tests_text": _nccl_tests_text,
+    "nccl_tests_json": _nccl_tests_json,
+    "nccl_log": _nccl_log,
+    "ncu_csv": _ncu_csv,
     "cuobjdump_resource_usage": _cuobjdump_resource_usage,
     "ptxas_verbose": _ptxas_verbose,
 }

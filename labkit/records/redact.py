@@ -17,6 +17,15 @@ from typing import Any
 from labkit.paths import ROOT, runs_root
 
 _ANY_HOME = re.compile(r"(?<![\w.-])/(?:home|Users)/[^/\s'\":,;]+")
+_SECRET_NAME = re.compile(
+    r"(?:^|_|API|ACCESS|PRIVATE|SECRET)KEYS?(?:_|$|\d)|KEY_?ID|TOKENS?(?:_|$|\d)|SECRET|PASSW|PASSPHRASE|(?:^|_)P(?:AS|W)D$"
+    r"|CREDENTIAL|COOKIE|SIGNATURE|WEBHOOK|(?:^|_)AUTH(?!OR)(?!\w*SOCK)|(?:^|_)(?:DSN|JWT|PAT)$", re.IGNORECASE)
+_SECRET_VALUE = re.compile(
+    r"\b(?:hf|sk|pk|gh[opsu]|github_pat|glpat|xox[abp]|AKIA|ASIA)[_-]?[A-Za-z0-9_-]{12,}|://[^/\s:@]*:[^/\s@]+@"
+    r"|\beyJ[\w-]{10,}\.|-----BEGIN ")
+_TOLD = re.compile(
+    r"(?:NCCL|RCCL|TORCH|PYTORCH|GLOO|UCX|FI|OMPI_MCA)_\w+|(?:CUDA|HIP)_(?:VISIBLE_DEVICES|DEVICE_ORDER|LAUNCH_BLOCKING"
+    r"|DEVICE_MAX_CONNECTIONS)|OMP_NUM_THREADS|HSA_\w+")
 
 
 def public_text(text: str, *, run_dir: Path | None = None) -> str:
@@ -46,6 +55,31 @@ def public_value(value: Any, *, run_dir: Path | None = None) -> Any:
     if isinstance(value, list | tuple):
         return [public_value(inner, run_dir=run_dir) for inner in value]
     return value
+
+
+def public_environ(entries: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """What may be told of a dumped environment (`NAME=value` each): settings of the libraries, and no secrets.
+
+    Args:
+        entries: as `env` prints them; entries without a name are dropped.
+
+    Returns: (name -> value of the settings that can change a result, names of the variables that hold a secret, in the
+        order given). All else is neither told nor named: paths, users and hosts.
+
+    >>> public_environ(["HOME=/root", "MY_API_KEY=abc", "NCCL_ALGO=Ring", "TOKENIZERS_PARALLELISM=false"])
+    ({'NCCL_ALGO': 'Ring'}, ['MY_API_KEY'])
+    """
+    told: dict[str, str] = {}
+    secret: list[str] = []
+    for entry in entries:
+        name, found, value = str(entry).partition("=")
+        if not found or not name:
+            continue
+        if _SECRET_NAME.search(name) or _SECRET_VALUE.search(value):
+            secret.append(name)
+        elif _TOLD.fullmatch(name):
+            told[name] = public_text(re.sub(r"(?<![\w.])/[\w.@+-]+(?:/[\w.@+-]*)+", "<path>", value))
+    return told, list(dict.fromkeys(secret))
 
 
 def private_line(text: str, *, run_dir: Path | None = None) -> int | None:
