@@ -87,7 +87,7 @@ def available(lines: list[str]) -> list[str]:
 
 
 def unknown_metrics(lines: list[str]) -> list[str]:
-    """Metric names that the tool did not know: `Failed to find metric regex:^name(\\.(sum|min|...))?$` and the like."""
+    """Metric names that the tool did not know, whether it prints them or a regular expression made of them."""
     names: list[str] = []
     for line in lines:
         if (match := re.search(r"Failed to find metric:?\s*(.*)", line)) is None:

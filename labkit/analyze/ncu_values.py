@@ -27,6 +27,10 @@ _UNKNOWN = re.compile(
     re.IGNORECASE)
 _ENGLISH = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?(?:[eE][+-]?\d{1,4})?")
 _COMMA = re.compile(r"[+-]?(?:\d{1,3}(?:\.\d{3})+|\d+)(?:,\d*)?(?:[eE][+-]?\d{1,4})?")
+_SIGNS = r"[+-]?\d{1,3}(T\d{3}){2,}(D\d+)?|[+-]?\d{1,3}(T\d{3})+D\d+|[+-]?\d+D(\d{1,2}|\d{4,})|0D\d+"
+# One group of three digits (1,234) says nothing: it is a thousand or a fraction.
+_SAYS_COMMA, _SAYS_POINT = (
+    re.compile(_SIGNS.replace("T", thousands).replace("D", point)) for thousands, point in ((r"\.", ","), (",", r"\.")))
 _SPACES = re.compile(r"(?<=\d)[ \u00a0\u202f\u2009'’](?=\d{3})")
 _WITH_INSTANCES = re.compile(r"([^()]*\d[^()]*?)\s+\(.*[;,].*\)", re.DOTALL)
 
@@ -38,8 +42,9 @@ def normal_unit(unit: str) -> tuple[float, str]:
     ((1000000.0, 'byte'), (1000.0, 'ns'), (1000000000.0, 'byte/s'), (1.0, 'register/thread'))
     """
     unit = unit.strip()
-    if unit in _TIME_NS or unit.lower() in _TIME_NS and unit.lower().endswith(("second", "sec", "minute", "hour")):
-        return _TIME_NS.get(unit, _TIME_NS.get(unit.lower(), 1.0)), "ns"
+    spelled = unit.lower() if unit.lower().endswith(("second", "sec", "minute", "hour")) else unit
+    if spelled in _TIME_NS:
+        return _TIME_NS[spelled], "ns"
     if match := _BYTE.fullmatch(unit):
         return _PREFIX[(match[1] or "").lower()], "byte"
     if match := _HERTZ.fullmatch(unit):
@@ -60,15 +65,8 @@ def uses_decimal_comma(cells: list[str]) -> bool:
     >>> uses_decimal_comma(["27.595.520", "65,77"]), uses_decimal_comma(["1,200", "32.45"])
     (True, False)
     """
-    says = denies = False
-    for cell in cells:
-        text = _SPACES.sub("", cell.strip())
-        if re.fullmatch(r"[+-]?\d{1,3}(\.\d{3}){2,}(,\d+)?|[+-]?\d{1,3}(\.\d{3})+,\d+|[+-]?\d+,(\d{1,2}|\d{4,})|0,\d+",
-                        text):
-            says = True
-        if re.fullmatch(r"[+-]?\d{1,3}(,\d{3}){2,}(\.\d+)?|[+-]?\d{1,3}(,\d{3})+\.\d+|[+-]?\d+\.(\d{1,2}|\d{4,})|0\.\d+",
-                        text):
-            denies = True
+    texts = [_SPACES.sub("", cell.strip()) for cell in cells]
+    says, denies = (any(pattern.fullmatch(text) for text in texts) for pattern in (_SAYS_COMMA, _SAYS_POINT))
     return says and not denies
 
 
