@@ -17,12 +17,13 @@ MAY_IMPORT = {
     "models": CORE,
     "calc": {"units", "calc"},
     "records": CORE,
+    "checkpoints": CORE,
     "presets": CORE,
     "machine": CORE | {"analyze"},
     "provenance": CORE | {"machine", "records"},
-    "workers": CORE | {"workers"},
+    "workers": CORE | {"workers", "checkpoints"},
     "launch": CORE | {"records", "launch"},
-    "analyze": CORE | {"records", "calc", "analyze"},
+    "analyze": CORE | {"records", "calc", "analyze", "checkpoints"},
     "plots": CORE | {"calc", "plots"} | DATA,
     "claims": CORE | {"records", "machine", "presets", "calc", "ledger"},
     "ledger": CORE | {"records", "machine", "presets", "calc", "ledger"},
@@ -46,6 +47,7 @@ FORBIDDEN = {
     "experiments": {"torch"},
     "plots": {"torch"},
     "workers": {"pandas", "plotly"},
+    "checkpoints": {"torch", "numpy", "pandas"},
 }
 
 

@@ -146,6 +146,12 @@ def _nccl_log(paths: list[Path]) -> dict:
     return _parsed(paths, "nccl_log", parse_log)
 
 
+def _checkpoint_dir(paths: list[Path]) -> dict:
+    from labkit.analyze.checkpoint_dir import analyze_checkpoint_dir
+
+    return analyze_checkpoint_dir(paths)
+
+
 KINDS: dict[str, Callable[[list[Path]], dict]] = {
     "torch_trace": _torch_trace,
     "torch_trace_dir": _torch_trace_dir,
@@ -155,6 +161,7 @@ KINDS: dict[str, Callable[[list[Path]], dict]] = {
     "nvidia_smi_topo": _nvidia_smi_topo,
     "nvidia_smi_topo_p2p": _nvidia_smi_topo_p2p,
     "rocm_smi_topo": _rocm_smi_topo,
+    "checkpoint_dir": _checkpoint_dir,
     "nccl_tests_text": _nccl_tests_text,
     "nccl_tests_json": _nccl_tests_json,
     "nccl_log": _nccl_log,
