@@ -116,7 +116,7 @@ ptxas-blackwell info    : 11 bytes gmem, 8 bytes cmem[4]
 ptxas-blackwell info    : Compiling entry function 'k' for 'sm_100a'
 ptxas-blackwell info    : Function properties for k
     0 bytes spill loads, 4 bytes spill stores, 16 bytes stack frame
-ptxas-blackwell info    : Used 50 registers, 512+8 bytes smem, 16 bytes cumulative stack size, 2 barriers, 20 bytes cmem[2]
+ptxas-blackwell info : Used 50 registers, 512+8 bytes smem, 16 bytes cumulative stack size, 2 barriers, 20 bytes cmem[2]
 ptxas-blackwell info    : Function properties for _Z6helperf
     32 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 """
