@@ -38,7 +38,7 @@ CALLS_IN_A_GRAPH = 8
 
 @triton.jit
 def copy_elements(x_ptr, y_ptr, num_elements, BLOCK: tl.constexpr, EVICT_X: tl.constexpr):
-    """y = x; EVICT_X may mark the lines that were read as the first to leave the cache."""
+    """Copy x to y; EVICT_X may mark the lines that were read as the first to leave the cache."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < num_elements
     tl.store(y_ptr + at, tl.load(x_ptr + at, mask=mask, eviction_policy=EVICT_X), mask=mask)
@@ -94,7 +94,7 @@ class Case:
         if self.op == "compile":
             compiled = baselines.FreshCompile(self.x, self.w, self.eps)
             return lambda: compiled(self.x, self.w, self.eps)
-        raise ValueError(f"op={self.op!r}: expected copy, copy_evict_first, memcpy, report, fast, native, compile, gemm")
+        raise ValueError(f"op={self.op!r}: expected one of the ops in this module's docstring")
 
     def judge(self) -> dict[str, Any]:
         """Counts of wrong elements of one fresh output; a baseline's RMSNorm may round twice, so its count is shown."""
@@ -103,8 +103,8 @@ class Case:
         if self.op == "gemm":
             rows = slice(0, min(16, self.a.shape[0]))
             wanted = self.a[rows].double() @ self.b.double().t()
-            # bf16 rounds once (2^-8), FP32 sums of k products of N(0, 1) numbers err far less.
-            bad = ~((out[rows].double() - wanted).abs() <= 2.0**-8 * wanted.abs() + 2.0**-8)
+            # One rounding to bf16 (half of 2^-8), and FP32 sums of k products of N(0, 1): 0.05 is far above them.
+            bad = ~((out[rows].double() - wanted).abs() <= 2.0**-8 * wanted.abs() + 0.05)
             return {"num_bad": int(bad.sum()) + int(out.isnan().sum())}
         if self.op in ("copy", "copy_evict_first", "memcpy"):
             return {"num_bad": int((out != self.x).sum())}
@@ -115,7 +115,7 @@ class Case:
 
 
 def time_case(case: Case, *, rounds: int, flush: timing.Flush) -> dict[str, list[float]]:
-    """Samples in ms: `cold`, one call after a flush; `steady`, one of many calls on the same buffers, by graph replay."""
+    """Samples in ms: `cold`, one call after a flush; `steady`, one of many on the same buffers, by graph replay."""
     call: dict[str, timing.Call] = {"it": lambda _: case.call()}
     timing.warm_up(call)
     found = {"cold": timing.cold_samples(call, rounds=rounds, flush=flush)["it"]}
@@ -140,6 +140,8 @@ def count_case(case: Case, marker: torch.Tensor, *, calls: int, lines: Lines) ->
 
 def run_cases(params: dict[str, Any], lines: Lines) -> None:
     """Every workload; one that cannot be made is refused and the next one runs."""
+    # Split sums of a small product are added in FP32, not in bf16: then one error bound fits every kernel.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     generator = torch.Generator(device=timing.DEVICE)
     generator.manual_seed(params["seed"] + params["process"])
     marker = torch.zeros(1, device=timing.DEVICE)
