@@ -124,3 +124,5 @@ def test_ceiling_is_labelled():
     fig = style.ceiling(style.figure("t", x="a", y="b"), 5.0, label="peak", position="bottom right")
     right = fig.layout.annotations[0]
     assert (right.x, right.yanchor) == (1, "top")
+    fig = style.ceiling(style.figure("t", x="a", y="b", log_y=True), 100.0, label="peak")
+    assert fig.layout.shapes[0].y0 == 100.0 and fig.layout.annotations[0].y == 2, "labels go by the exponent"

@@ -17,6 +17,7 @@ prints them as text around the drawing, where they wrap on a phone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -173,8 +174,8 @@ def ceiling(fig: go.Figure, y: float, *, label: str, position: str = "top left")
     """Draw a limit across `fig` at height `y` (unit of the y axis); `label` names it and its source.
 
     Args:
-        fig: the figure.
-        y: where.
+        fig: the figure; its y axis is linear or logarithmic already.
+        y: where; above 0 on a logarithmic axis.
         label: what the limit is, and where it comes from.
         position: where along and beside the line the label stands, clear of the points: "top left", "bottom right", ...
 
@@ -184,6 +185,8 @@ def ceiling(fig: go.Figure, y: float, *, label: str, position: str = "top left")
         y=y, line={"color": GREY, "width": 1.2}, annotation={"text": label, "font": {"size": 11, "color": GREY}},
         annotation_position=position,
     )
+    if fig.layout.yaxis.type == "log":  # plotly places a label of a logarithmic axis by the exponent
+        fig.layout.annotations[-1].y = math.log10(y)
     return fig
 
 
