@@ -44,3 +44,23 @@ def test_matches_the_driver(hidden, num_warps):
             registers_per_thread=kernel.n_regs, threads_per_block=32 * num_warps, shared_bytes_per_block=shared,
             compute_capability=cc)
         assert found["blocks_per_sm"] == blocks.value, (kernel.n_regs, shared)
+
+
+def test_random_kernels_match_the_driver():
+    """Oracle: the driver, for kernels of random registers, block sizes, static and dynamic shared memory."""
+    from labkit.analyze.resource_oracles import driver_results
+    from labkit.workers.cuda_driver import Driver, DriverError
+    from labkit.workers.occupancy_driver import ask
+
+    try:
+        driver = Driver()
+    except DriverError as error:
+        pytest.skip(str(error))
+    limits, cases = ask(driver, num_kernels=224, launches=4, seed=20261129)
+    lines = [{"kind": "device", "driver_cuda": driver.version(), **limits}, *({"kind": "case", **c} for c in cases)]
+    results, judged = driver_results(lines)
+    assert results["driver_kernels"] == 224 and results["driver_cases"] == 896
+    assert results["driver_registers"]["different"] > 40, "the kernels are different"
+    assert 0 < results["driver_zero"] < 448, "some launches are impossible, most are not"
+    assert [oracle for oracle in judged if not oracle.passed] == []
+    assert all(case["driver_static_shared_bytes"] == case["static_shared_bytes"] for case in cases)

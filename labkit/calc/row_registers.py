@@ -86,6 +86,31 @@ def must_spill(
     return needed >= register_cap(num_warps=num_warps, compute_capability=compute_capability)
 
 
+def register_estimate(
+    *, hidden: int, num_warps: int, slope: float = 1.25, intercept: float = 12, cap: int = MAX_REGISTERS_PER_THREAD
+) -> dict[str, int]:
+    """Registers and stack of the report's kernel by a straight line through the counts that the report printed.
+
+    Args:
+        hidden: length of a row, >= 1.
+        num_warps: warps of the block, >= 1.
+        slope: registers per element of a thread; 1.25 fits the report's fp16 counts.
+        intercept: registers that do not depend on the row, as fitted.
+        cap: most registers a thread may have; what is above it goes to the stack.
+
+    Returns: {"registers", "stack_bytes"} per thread.
+    Raises: ValueError naming the argument, the value got, what was expected.
+    Assumes: the compiler of the report. A guess for any other: that is what the lab measures.
+    Source: 12 + 1.25 x elements, through 32, 52 and 172 registers at 16, 32 and 128 elements; report section 14.2.
+
+    >>> [register_estimate(hidden=8192, num_warps=w)["registers"] for w in (1, 2, 4, 8)]
+    [255, 172, 92, 52]
+    """
+    elements = block_size(hidden=hidden) / (WARP * require_int("num_warps", num_warps, least=1))
+    wanted = round(require_number("intercept", intercept, least=0) + require_number("slope", slope, above=0) * elements)
+    return {"registers": min(wanted, cap), "stack_bytes": REGISTER_BYTES * max(0, wanted - cap)}
+
+
 def spill_traffic_bytes(*, rows: int, num_warps: int, spill_store_bytes: int, spill_load_bytes: int) -> int:
     """Bytes that spills move to and from local memory in one call, all threads together.
 
