@@ -35,6 +35,8 @@ class LaunchResult:
     log: Path
     ended: list[str] = field(default_factory=list)
     """Names of processes that the program left running and that had to be ended."""
+    shm_removed: list[str] = field(default_factory=list)
+    """Names of shared-memory files that the program left and that were deleted."""
 
 
 def launch_worker(
@@ -76,7 +78,8 @@ def launch_worker(
         raise LaunchError(
             f"{worker} failed ({describe_exit(ended.exitcode)}): {found.error}; see {LOG_NAME}", log_path=ended.log,
             exitcode=ended.exitcode, error=found.error, traceback=found.traceback)
-    return LaunchResult(argv=argv, wall_s=ended.wall_s, log=ended.log, ended=ended.ended)
+    return LaunchResult(argv=argv, wall_s=ended.wall_s, log=ended.log, ended=ended.ended,
+                        shm_removed=ended.shm_removed)
 
 
 def worker_module(worker: str) -> str:

@@ -68,6 +68,7 @@ class Ended:
     timed_out: bool
     wall_s: float
     ended: list[str]
+    shm_removed: list[str]
     log: Path
     tail: LogTail
 
@@ -142,7 +143,8 @@ def run_program(
     if "error" in report:
         raise LaunchError(report["error"], log_path=log, error=report["error"])
     return Ended(exitcode=report["exitcode"], timed_out=report["reason"] == "deadline",
-                 wall_s=report["wall_s"], ended=[p["name"] for p in report["ended"]], log=log, tail=tail)
+                 wall_s=report["wall_s"], ended=[p["name"] for p in report["ended"]],
+                 shm_removed=report["shm_removed"], log=log, tail=tail)
 
 
 class _Pump(threading.Thread):

@@ -94,7 +94,8 @@ def launch_torchrun(
             raise _failed(worker, ended, errors, num_procs=num_procs)
     finally:
         shutil.rmtree(log_dir, ignore_errors=True)
-    return LaunchResult(argv=argv, wall_s=ended.wall_s, log=ended.log, ended=ended.ended)
+    return LaunchResult(argv=argv, wall_s=ended.wall_s, log=ended.log, ended=ended.ended,
+                        shm_removed=ended.shm_removed)
 
 
 def _rendezvous(nnodes: int, *, node_rank: int | None, endpoint: str | None, job: str | None) -> list[str]:
