@@ -1,5 +1,7 @@
 """What one-row kernels should need, before a compiler is asked: registers, stack, certain spills, occupancy bounds.
 
+In: row length, warps, compute capabilities. Out: a plain dict, fractions in percent.
+
     python -m labkit calc resource_prediction resource_prediction hidden=8192 num_warps=1
 """
 
