@@ -152,6 +152,12 @@ def _checkpoint_dir(paths: list[Path]) -> dict:
     return analyze_checkpoint_dir(paths)
 
 
+def _flight_recorder_dir(paths: list[Path]) -> dict:
+    from labkit.analyze.flight_recorder import analyze_flight_recorder
+
+    return analyze_flight_recorder(paths)
+
+
 KINDS: dict[str, Callable[[list[Path]], dict]] = {
     "torch_trace": _torch_trace,
     "torch_trace_dir": _torch_trace_dir,
@@ -161,6 +167,7 @@ KINDS: dict[str, Callable[[list[Path]], dict]] = {
     "nvidia_smi_topo": _nvidia_smi_topo,
     "nvidia_smi_topo_p2p": _nvidia_smi_topo_p2p,
     "rocm_smi_topo": _rocm_smi_topo,
+    "flight_recorder_dir": _flight_recorder_dir,
     "checkpoint_dir": _checkpoint_dir,
     "nccl_tests_text": _nccl_tests_text,
     "nccl_tests_json": _nccl_tests_json,
