@@ -8,6 +8,7 @@ In: rows, sizes, rates. Out: bytes, FLOP, seconds, rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from labkit.calc._require import require_int, require_number, require_numbers
@@ -68,7 +69,7 @@ def grouped_work(
     """
     counts = [require_int(f"rows[{i}]", count) for i, count in enumerate(require_numbers("rows", rows, least=0))]
     used = [count for count in counts if count]
-    widths = {"bytes_a": bytes_a, "bytes_b": bytes_b, "bytes_c": bytes_c}
+    widths: dict[str, Any] = {"bytes_a": bytes_a, "bytes_b": bytes_b, "bytes_c": bytes_c}
     return {
         "flop": sum(gemm_flop(m=count, n=n, k=k) for count in used),
         "bytes": sum(gemm_bytes(m=count, n=n, k=k, **widths) for count in used), "groups": len(used),
@@ -98,7 +99,7 @@ def skewed_rows(*, total: int, groups: int, hot_share: float) -> list[int]:
     first = total if groups == 1 else int(total * hot_share)
     rest, others = total - first, groups - 1
     bounds = [rest * i // others for i in range(others + 1)] if others else []
-    return [first, *sorted(b - a for a, b in zip(bounds, bounds[1:]))]
+    return [first, *sorted(b - a for a, b in pairwise(bounds))]
 
 
 def fit_line(*, x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
@@ -204,4 +205,4 @@ def wave_steps(*, n: int, tile_m: int, tile_n: int, num_sms: int, largest_m: int
     require_int("largest_m", largest_m, least=1)
     waves = [tile_waves(m=m, n=n, tile_m=tile_m, tile_n=tile_n, num_sms=num_sms)["waves"]
              for m in range(tile_m, largest_m + tile_m, tile_m)]
-    return [tile_m * (i + 1) for i, (a, b) in enumerate(zip(waves, waves[1:])) if b > a]
+    return [tile_m * (i + 1) for i, (a, b) in enumerate(pairwise(waves)) if b > a]
