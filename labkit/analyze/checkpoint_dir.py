@@ -38,8 +38,8 @@ def analyze_checkpoint_dir(paths: list[Path]) -> dict[str, Any]:
         elif found := list_checkpoints(path):
             reports, around = [verify(directory) for directory in found], []
         else:
-            raise UnreadableInput(f"{path}: neither a checkpoint (no {MANIFEST_NAME}, .metadata or *.distcp) nor a folder "
-                                  "of checkpoints (no folder with a step in its name)")
+            raise UnreadableInput(f"{path}: no checkpoint (no {MANIFEST_NAME}, .metadata or *.distcp) and no folder "
+                                  "of checkpoints (no folder with a step in its name) in it")
     except OSError as error:
         raise UnreadableInput(f"{path}: cannot be read ({error.strerror or error})") from None
     good = sorted((r for r in [*reports, *around] if r.is_good), key=lambda r: r.step or 0)

@@ -7,10 +7,12 @@ bit, a cut or swapped file) as surely, at the speed of memory. The manifest name
 from __future__ import annotations
 
 import hashlib
+import io
 import time
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 try:
     import xxhash
@@ -71,13 +73,13 @@ def hash_file(path: Path, algorithm: str) -> tuple[str, int]:
     return state.hexdigest(), num_bytes
 
 
-class HashingStream:
-    """A binary stream that hashes what is written through it, so that nothing has to be read back.
+class HashingStream(io.RawIOBase):
+    """An unbuffered binary stream that hashes what it hands on, so that nothing has to be read back.
 
-    `before_write` is called with the number of bytes that come next: a place to stop a writer on purpose.
+    `before_write` is called before every write to the file: a place to stop a writer on purpose.
     """
 
-    def __init__(self, stream: BinaryIO, algorithm: str, before_write: Callable[[int], None] | None = None) -> None:
+    def __init__(self, stream: FileIO, algorithm: str, before_write: Callable[[], None] | None = None) -> None:
         self._stream = stream
         self._hash = new_hash(algorithm)
         self._before_write = before_write
@@ -85,21 +87,21 @@ class HashingStream:
         self.hash_s = 0.0
         """Seconds spent in the hash."""
 
-    def write(self, data: Any) -> int:
-        """Write bytes or a memoryview; returns their number."""
+    def writable(self) -> bool:
+        """True: this is what a BufferedWriter asks first."""
+        return True
+
+    def write(self, data: Any, /) -> int:
+        """Write what the file takes of a bytes-like object, which may be a part; returns the number of bytes."""
         view = memoryview(data).cast("B")
         if self._before_write is not None:
-            self._before_write(len(view))
+            self._before_write()
+        num_written = self._stream.write(view) or 0
         started = time.perf_counter()
-        self._hash.update(view)
+        self._hash.update(view[:num_written])
         self.hash_s += time.perf_counter() - started
-        self._stream.write(view)
-        self.num_bytes += len(view)
-        return len(view)
-
-    def flush(self) -> None:
-        """Hand what is buffered to the operating system."""
-        self._stream.flush()
+        self.num_bytes += num_written
+        return num_written
 
     def digest(self) -> str:
         """Hex digest of everything written so far."""

@@ -13,6 +13,7 @@ knows torch or talks to other processes; the caller collects the entries.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import shutil
@@ -25,6 +26,7 @@ from labkit.checkpoints.manifest import MANIFEST_NAME, CheckpointError, FileEntr
 
 At = Callable[[str, str], None]
 """(step of the writer, file name); steps: create, write, sync, replace, replaced."""
+BUFFER_BYTES = 2**20
 TEMPORARY = re.compile(r"^\.(.+)\.\d+\.tmp$")
 _DCP_RANK = re.compile(r"^__(\d+)_\d+\.distcp$")
 
@@ -47,7 +49,7 @@ def begin(directory: Path) -> None:
 
 
 def write_file(
-    directory: Path, name: str, write: Callable[[Any], None], *, rank: int | None, algorithm: str,
+    directory: Path, name: str, write: Callable[[Any], Any], *, rank: int | None, algorithm: str,
     durable: bool = True, at: At | None = None, timing: dict[str, float] | None = None,
 ) -> FileEntry:
     """Write one file under a temporary name, hash it on the way, and give it its name when all of it is on the disk.
@@ -69,13 +71,15 @@ def write_file(
     temporary = directory / f".{name}.{os.getpid()}.tmp"
     try:
         step("create", name)
-        with open(temporary, "wb") as stream:
-            hashed = HashingStream(stream, algorithm, before_write=lambda _: step("write", name))
-            write(hashed)
+        with open(temporary, "wb", buffering=0) as file:
+            hashed = HashingStream(file, algorithm, before_write=lambda: step("write", name))
+            # Small pieces are collected, large ones pass through without a copy.
+            stream = io.BufferedWriter(hashed, BUFFER_BYTES)
+            write(stream)
             stream.flush()
             step("sync", name)
             if durable:
-                os.fsync(stream.fileno())
+                os.fsync(file.fileno())
         step("replace", name)
         os.replace(temporary, directory / name)
         step("replaced", name)

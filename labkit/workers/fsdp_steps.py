@@ -63,7 +63,7 @@ def step(trainer: Trainer, rows: Tensor) -> Tensor:
 
 
 def train(trainer: Trainer, rows_by_step: list[Tensor]) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
-    """(losses, whole gradients of the first step, whole parameters at the end); all ranks must call it."""
+    """(losses, whole gradients of the first step, whole parameters at the end), on the CPU; all ranks must call it."""
     losses: list[float] = []
     first: dict[str, Tensor] = {}
     for i, rows in enumerate(rows_by_step):
@@ -73,9 +73,14 @@ def train(trainer: Trainer, rows_by_step: list[Tensor]) -> tuple[list[float], di
                 missing = [name for name, (_, gradient) in tensors.items() if gradient is None]
                 if missing:
                     raise RuntimeError(f"no gradient for {missing[0]} ({len(missing)} parameters): nothing to compare")
-                first = {name: gradient.clone() for name, (_, gradient) in tensors.items() if gradient is not None}
+                first = {name: _on_cpu(gradient) for name, (_, gradient) in tensors.items() if gradient is not None}
     with fsdp_cases.whole(trainer.model) as tensors:
-        return losses, first, {name: parameter.clone() for name, (parameter, _) in tensors.items()}
+        return losses, first, {name: _on_cpu(parameter) for name, (parameter, _) in tensors.items()}
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    """A copy that takes no memory of the device, where peaks are measured."""
+    return tensor.detach().to("cpu", copy=True)
 
 
 def make_reference(session: Session, params: dict[str, Any], template: TinyGPT) -> Reference | None:
@@ -93,7 +98,7 @@ def make_reference(session: Session, params: dict[str, Any], template: TinyGPT) 
 
 
 def _moved(final: dict[str, Tensor], template: TinyGPT) -> dict[str, Tensor]:
-    return {name: final[name] - start.detach().to(final[name].device) for name, start in template.named_parameters()}
+    return {name: final[name] - start.detach() for name, start in template.named_parameters()}
 
 
 def check_case(session: Session, params: dict[str, Any], case: dict[str, Any], template: TinyGPT,

@@ -28,8 +28,14 @@ class FreshCompile:
     dropped first (`torch._dynamo.reset`), shapes are static, and `state()` must still show one graph after the timing.
     """
 
-    def __init__(self, x: torch.Tensor, w: torch.Tensor, eps: float, *, backend: str = "inductor") -> None:
+    def __init__(
+        self, x: torch.Tensor, w: torch.Tensor, eps: float, *, backend: str = "inductor", keeps_graph: bool = False
+    ) -> None:
         import torch._dynamo as dynamo
+
+        if keeps_graph:  # a backward pass that may reuse saved tensors as scratch can run only once
+            config: Any = importlib.import_module("torch._functorch.config")
+            config.donated_buffer = False
 
         self._counters: Any = importlib.import_module("torch._dynamo.utils").counters
         dynamo.reset()

@@ -14,6 +14,8 @@ with eta half of fp16's smallest subnormal (2^-25), or for bf16 what FP32 subnor
 Triton's interpreter truncates FP32 to bf16 where a GPU rounds to nearest; `stores_round_to_nearest` finds out, and v is
 doubled where it truncates.
 
+FP32 inputs have no cast at the end (v = 0), but their squares are rounded: one u more in the sum.
+
 The sum of squares must stay below FP32's largest number: always so for fp16, |x| < 1.8e19 / sqrt(n) for bf16.
 """
 
@@ -25,9 +27,11 @@ from typing import Any
 
 import torch
 
-OUTPUT_ROUNDOFF = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-SENTINEL = {torch.float16: 0x7E5A, torch.bfloat16: 0x7FDA}
+OUTPUT_ROUNDOFF = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 0.0}
+"""Of the cast at the end; FP32 has none."""
+SENTINEL = {torch.float16: 0x7E5A, torch.bfloat16: 0x7FDA, torch.float32: 0x7FC5A5A5}
 """Bits of a NaN that no kernel makes: an output element that still holds them was never written."""
+BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
 GUARD = 256
 """Elements of guard band before and after an output (a multiple of 16 bytes)."""
 CHUNK_ELEMENTS = 2**25
@@ -44,6 +48,8 @@ def stores_round_to_nearest(dtype: torch.dtype, device: str) -> bool:
     """Whether Triton's FP32 store into `dtype` rounds 1 + 1.75 ulp up (to nearest) on this device, or truncates it."""
     from labkit.workers.rmsnorm_kernels import cast_kernel
 
+    if dtype == torch.float32:
+        return True
     ulp = 2 * OUTPUT_ROUNDOFF[dtype]
     source = torch.tensor([1 + 1.75 * ulp], dtype=torch.float32, device=device)
     target = torch.zeros(1, dtype=dtype, device=device)
@@ -54,7 +60,7 @@ def stores_round_to_nearest(dtype: torch.dtype, device: str) -> bool:
 def error_bound(expected: torch.Tensor, w: torch.Tensor, *, eps: float) -> torch.Tensor:
     """Largest allowed |output - expected| per element (module docstring), for outputs of w's dtype and device."""
     hidden = expected.shape[-1]
-    delta = ((hidden / 32 + 32) / 2 + 7) * 2.0**-24
+    delta = ((hidden / 32 + 32 + (w.dtype == torch.float32)) / 2 + 7) * 2.0**-24
     roundoff = OUTPUT_ROUNDOFF[w.dtype] * (1 if stores_round_to_nearest(w.dtype, str(w.device)) else 2)
     eta = 2.0**-25 if w.dtype == torch.float16 else 2.0**-126 * (1 + w.double().abs().max().item()) * eps**-0.5
     return expected.abs() * (delta + roundoff * (1 + delta)) + eta
@@ -118,17 +124,17 @@ class PoisonedOutput:
 
     def poison(self) -> None:
         """Fill everything, guard bands included, with the sentinel."""
-        self.flat.view(torch.int16).fill_(SENTINEL[self.flat.dtype])
+        self.flat.view(BITS[self.flat.dtype]).fill_(SENTINEL[self.flat.dtype])
 
     def unwritten(self) -> int:
         """Output elements that still hold the sentinel's bits."""
-        return int((self.out.view(torch.int16) == SENTINEL[self.flat.dtype]).sum())
+        return int((self.out.view(BITS[self.flat.dtype]) == SENTINEL[self.flat.dtype]).sum())
 
     def guards_touched(self) -> int:
         """Elements outside the output (guard bands and the gaps between strided rows) that were changed."""
-        changed = self.flat.view(torch.int16) != SENTINEL[self.flat.dtype]
+        changed = self.flat.view(BITS[self.flat.dtype]) != SENTINEL[self.flat.dtype]
         return int(changed.sum()) - int(
-            (self.out.view(torch.int16) != SENTINEL[self.flat.dtype]).sum()
+            (self.out.view(BITS[self.flat.dtype]) != SENTINEL[self.flat.dtype]).sum()
         )
 
 

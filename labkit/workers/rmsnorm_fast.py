@@ -32,6 +32,8 @@ class Config:
     """Tiles in flight (persistent, shifted); 1 loads straight into registers."""
     per_sm: int = 4
     """Programs per multiprocessor of a persistent grid."""
+    group: int = 0
+    """Programs that share a contiguous block of rows (shifted); 0: every program walks the whole tensor."""
     late_w: bool = False
     """Load the weight after the reduction (tile)."""
     evict_x: str = "evict_first"
@@ -44,7 +46,7 @@ class Config:
         text = f"{self.kind} b{self.block} w{self.num_warps}"
         text += f" r{self.rows}" if self.rows > 1 else ""
         if self.kind in ("persistent", "shifted"):
-            text += f" s{self.stages} p{self.per_sm}"
+            text += f" s{self.stages} p{self.per_sm}" + (f" g{self.group}" if self.group else "")
         text += " late" if self.late_w else ""
         evict = "".join(name[6:7] or "-" for name in (self.evict_x, self.evict_y))
         return f"{text} e{evict}{self.cache_y}"
@@ -90,38 +92,60 @@ def choose(*, rows: int, hidden: int, elem_bytes: int, is_aligned: bool, num_sms
 
 
 def run_config(
-    config: Config, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor, *, eps: float, num_sms: int
-) -> None:
-    """Launch one fast kernel: x and out (rows, hidden) with unit column stride, w (hidden,), all of one dtype."""
+    config: Config, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor, *, eps: float, num_sms: int,
+    rstd: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    """Launch one fast kernel: x and out (rows, hidden) with unit column stride, w (hidden,), all of one dtype.
+
+    `rstd`, FP32 of (rows,), takes 1 / sqrt(...) of each row if given.
+    """
+    keep = {"SAVE": rstd is not None}
+    r = w if rstd is None else rstd
     rows, hidden = x.shape
     vector = VECTOR_BYTES // x.element_size()
     unit = vector if x.stride(0) % vector == 0 and out.stride(0) % vector == 0 else 1
     steps = x.stride(0) // unit, out.stride(0) // unit
     if config.kind == "tile":
         kernels.rmsnorm_tile[(triton.cdiv(rows, config.rows),)](
-            x, w, out, *steps, rows, eps, HIDDEN=hidden, UNIT=unit, BLOCK=config.block, ROWS=config.rows,
+            x, w, out, r, *steps, rows, eps, HIDDEN=hidden, UNIT=unit, BLOCK=config.block, ROWS=config.rows, **keep,
             LATE_W=config.late_w, EVICT_X=config.evict_x, EVICT_Y=config.evict_y, CACHE_Y=config.cache_y,
             num_warps=config.num_warps,
         )  # fmt: skip
     elif config.kind == "persistent":
         kernels.rmsnorm_persistent[(min(triton.cdiv(rows, config.rows), num_sms * config.per_sm),)](
-            x, w, out, *steps, rows, eps, HIDDEN=hidden, UNIT=unit, BLOCK=config.block, ROWS=config.rows,
+            x, w, out, r, *steps, rows, eps, HIDDEN=hidden, UNIT=unit, BLOCK=config.block, ROWS=config.rows, **keep,
             STAGES=config.stages, EVICT_X=config.evict_x, EVICT_Y=config.evict_y, CACHE_Y=config.cache_y,
             num_warps=config.num_warps,
         )  # fmt: skip
     elif config.kind == "loop":
         kernels.rmsnorm_loop[(rows,)](
-            x, w, out, *steps, eps, HIDDEN=hidden, UNIT=unit, BLOCK=config.block, EVICT_Y=config.evict_y,
+            x, w, out, r, *steps, eps, HIDDEN=hidden, UNIT=unit, BLOCK=config.block, EVICT_Y=config.evict_y, **keep,
             CACHE_Y=config.cache_y, num_warps=config.num_warps,
         )  # fmt: skip
     elif config.kind == "shifted":
-        grid = max(vector, min(rows, num_sms * config.per_sm) // vector * vector)
+        grid, each = grid_of(rows, num_sms * config.per_sm, multiple=vector, group=config.group)
         kernels.rmsnorm_shifted[(grid,)](
-            x, w, out, x.stride(0), rows, eps, HIDDEN=hidden, BLOCK=config.block, STAGES=config.stages, VEC=vector,
-            EVICT_X=config.evict_x, EVICT_Y=config.evict_y, CACHE_Y=config.cache_y, num_warps=config.num_warps,
+            x, w, out, r, x.stride(0), rows, each, eps, HIDDEN=hidden, BLOCK=config.block, STAGES=config.stages,
+            VEC=vector, GROUP=config.group, **keep, EVICT_X=config.evict_x, EVICT_Y=config.evict_y,
+            CACHE_Y=config.cache_y, num_warps=config.num_warps,
         )  # fmt: skip
     else:
         raise ValueError(f"kind={config.kind!r}: expected tile, persistent, loop or shifted")
+
+
+def grid_of(rows: int, wanted: int, *, multiple: int, group: int) -> tuple[int, int]:
+    """Programs to launch and rows that each takes in `rows_of_program`, for about `wanted` programs.
+
+    Args:
+        rows: rows, or tiles of rows.
+        wanted: programs to aim at.
+        multiple: the grid is a multiple of this (GROUP 0), so that a program meets one alignment.
+        group: GROUP of `rows_of_program`; 0 or a multiple of `multiple`.
+    """
+    if not group:
+        return max(multiple, min(rows, wanted) // multiple * multiple), 0
+    each = triton.cdiv(rows, max(group, wanted))
+    return triton.cdiv(rows, group * each) * group, each
 
 
 def fits(config: Config, x: torch.Tensor, out: torch.Tensor) -> bool:
@@ -134,7 +158,9 @@ def fits(config: Config, x: torch.Tensor, out: torch.Tensor) -> bool:
     vector = VECTOR_BYTES // x.element_size()
     bases_aligned = x.data_ptr() % VECTOR_BYTES == 0 and out.data_ptr() % VECTOR_BYTES == 0
     whole = hidden // vector * vector
-    return bases_aligned and x.stride(0) == out.stride(0) and hidden >= vector and config.block >= whole
+    is_one_alignment = config.group % vector == 0
+    return (bases_aligned and x.stride(0) == out.stride(0) and hidden >= vector and config.block >= whole
+            and is_one_alignment)  # fmt: skip
 
 
 def rows_aligned(x: torch.Tensor, out: torch.Tensor) -> bool:
@@ -158,24 +184,28 @@ def num_multiprocessors(x: torch.Tensor) -> int:
 
 def rmsnorm_fast(
     x: torch.Tensor, w: torch.Tensor, *, eps: float = 1e-6, out: torch.Tensor | None = None,
-    config: Config | None = None,
+    config: Config | None = None, rstd: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """RMSNorm of the last dimension of a 2-D tensor, at memory speed.
 
     Args:
-        x: (rows, hidden), fp16 or bf16, unit column stride, any row stride.
+        x: (rows, hidden), fp16, bf16 or fp32, unit column stride, any row stride.
         w: (hidden,), the same dtype.
         eps: added to the mean square.
         out: (rows, hidden) to write into; allocated if None.
         config: settings to use instead of the chosen ones.
+        rstd: FP32 of (rows,); takes 1 / sqrt(mean of squares + eps) of each row, for the backward pass.
 
     Returns: `out`. Raises: ValueError when the arguments do not fit together.
     """
     out = torch.empty_like(x) if out is None else out
+    refuse_empty(x)
     if x.dim() != 2 or x.stride(1) != 1 or out.stride(1) != 1 or out.shape != x.shape or w.shape != x.shape[1:]:
         raise ValueError(f"x={tuple(x.shape)}, w={tuple(w.shape)}: expected (rows, hidden), (hidden,), unit columns")
     if not x.dtype == w.dtype == out.dtype:
         raise ValueError(f"dtypes {x.dtype}, {w.dtype}, {out.dtype}: expected one dtype")
+    if rstd is not None and (rstd.shape != x.shape[:1] or rstd.dtype != torch.float32 or not rstd.is_contiguous()):
+        raise ValueError(f"rstd={tuple(rstd.shape)} {rstd.dtype}: expected contiguous float32 of ({x.shape[0]},)")
     num_sms = num_multiprocessors(x)
     if config is None:
         config = choose(rows=x.shape[0], hidden=x.shape[1], elem_bytes=x.element_size(),
@@ -184,8 +214,14 @@ def rmsnorm_fast(
             config = Config("loop", min(4096, triton.next_power_of_2(x.shape[1])), num_warps=8, evict_y="")
     elif not fits(config, x, out):
         raise ValueError(f"config={config.label()!r}: does not fit hidden={x.shape[1]} with these strides and pointers")
-    run_config(config, x, w, out, eps=eps, num_sms=num_sms)
+    run_config(config, x, w, out, eps=eps, num_sms=num_sms, rstd=rstd)
     return out
+
+
+def refuse_empty(x: torch.Tensor) -> None:
+    """Raises: ValueError when a tensor has no row or no column: a mean over nothing has no value."""
+    if x.numel() == 0:
+        raise ValueError(f"x={tuple(x.shape)}: expected at least one row and one column")
 
 
 def rmsnorm_report(

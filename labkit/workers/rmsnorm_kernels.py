@@ -2,7 +2,8 @@
 
 y[row, :] = x[row, :] / sqrt(mean(x[row, :]^2) + eps) * w, reduced and scaled in FP32, stored in the input's dtype.
 
-Every kernel takes row strides (the last dimension must be contiguous), so a slice of a wider tensor works.
+Every kernel takes row strides (the last dimension must be contiguous), so a slice of a wider tensor works. With SAVE
+the fast ones also store 1 / sqrt(...) of each row in FP32 at rstd_ptr, which is what the backward pass needs.
 `rmsnorm_report` is the V100 report's kernel. The others are bound by memory alone and differ in how they keep enough
 bytes in flight: `rmsnorm_tile` (a few whole rows a program), `rmsnorm_persistent` (a fixed grid that walks rows, the
 weight in registers), `rmsnorm_loop` (one row in chunks, read twice, the second time from cache) and `rmsnorm_shifted`
@@ -36,6 +37,22 @@ def cast_kernel(x_ptr, y_ptr):
 
 
 @triton.jit
+def rows_of_program(rows, each, GROUP: tl.constexpr):
+    """First row, end and step of this program, of `rows` in all; two orders.
+
+    GROUP 0: program p takes p, p + P, p + 2P and so on, P programs in all. Otherwise GROUP programs share a contiguous
+    block of GROUP * each rows and take turns in it: with more programs than fit on the GPU, blocks are begun in order,
+    and a multiprocessor that is served faster takes more of them.
+    """
+    program = tl.program_id(0)
+    first, last, step = program, rows, tl.num_programs(0)
+    if GROUP > 0:
+        begin = program // GROUP * (GROUP * each)
+        first, last, step = begin + program % GROUP, tl.minimum(rows, begin + GROUP * each), GROUP
+    return first, last, step
+
+
+@triton.jit
 def rmsnorm_report(x_ptr, w_ptr, y_ptr, x_stride, y_stride, hidden, eps, BLOCK: tl.constexpr):
     """One row a program; BLOCK is the next power of two of `hidden`, lanes past the row are masked."""
     row = tl.program_id(0).to(tl.int64)
@@ -49,9 +66,9 @@ def rmsnorm_report(x_ptr, w_ptr, y_ptr, x_stride, y_stride, hidden, eps, BLOCK: 
 
 @triton.jit
 def rmsnorm_tile(
-    x_ptr, w_ptr, y_ptr, x_step, y_step, rows, eps,
+    x_ptr, w_ptr, y_ptr, rstd_ptr, x_step, y_step, rows, eps,
     HIDDEN: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, LATE_W: tl.constexpr,
-    EVICT_X: tl.constexpr, EVICT_Y: tl.constexpr, CACHE_Y: tl.constexpr,
+    SAVE: tl.constexpr, EVICT_X: tl.constexpr, EVICT_Y: tl.constexpr, CACHE_Y: tl.constexpr,
 ):  # fmt: skip
     """ROWS whole rows a program, held in registers between the reduction and the store: every byte is read once.
 
@@ -64,6 +81,8 @@ def rmsnorm_tile(
     if not LATE_W:
         w = tl.load(w_ptr + cols, mask=cols < HIDDEN, other=0.0, eviction_policy="evict_last").to(tl.float32)
     rstd = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / HIDDEN + eps)
+    if SAVE:
+        tl.store(rstd_ptr + row, rstd, mask=row < rows)
     if LATE_W:
         w = tl.load(w_ptr + cols, mask=cols < HIDDEN, other=0.0, eviction_policy="evict_last").to(tl.float32)
     y = (x * rstd * w).to(y_ptr.dtype.element_ty)
@@ -72,9 +91,9 @@ def rmsnorm_tile(
 
 @triton.jit
 def rmsnorm_persistent(
-    x_ptr, w_ptr, y_ptr, x_step, y_step, rows, eps,
+    x_ptr, w_ptr, y_ptr, rstd_ptr, x_step, y_step, rows, eps,
     HIDDEN: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
-    EVICT_X: tl.constexpr, EVICT_Y: tl.constexpr, CACHE_Y: tl.constexpr,
+    SAVE: tl.constexpr, EVICT_X: tl.constexpr, EVICT_Y: tl.constexpr, CACHE_Y: tl.constexpr,
 ):  # fmt: skip
     """A fixed grid walks the rows; STAGES tiles are in flight (asynchronous copies into shared memory when over 1)."""
     lane = tl.arange(0, ROWS)[:, None]
@@ -85,14 +104,17 @@ def rmsnorm_persistent(
         mask = (row < rows) & (cols < HIDDEN)
         x = tl.load(x_ptr + row * (x_step * UNIT) + cols, mask=mask, other=0.0, eviction_policy=EVICT_X).to(tl.float32)
         rstd = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / HIDDEN + eps)
+        if SAVE:
+            tl.store(rstd_ptr + row, rstd, mask=row < rows)
         y = (x * rstd * w).to(y_ptr.dtype.element_ty)
         tl.store(y_ptr + row * (y_step * UNIT) + cols, y, mask=mask, eviction_policy=EVICT_Y, cache_modifier=CACHE_Y)
 
 
 @triton.jit
 def rmsnorm_loop(
-    x_ptr, w_ptr, y_ptr, x_step, y_step, eps,
-    HIDDEN: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr, EVICT_Y: tl.constexpr, CACHE_Y: tl.constexpr,
+    x_ptr, w_ptr, y_ptr, rstd_ptr, x_step, y_step, eps,
+    HIDDEN: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr, SAVE: tl.constexpr, EVICT_Y: tl.constexpr,
+    CACHE_Y: tl.constexpr,
 ):  # fmt: skip
     """One row in chunks of BLOCK, twice: few registers, so many rows a multiprocessor; the second read hits cache."""
     row = tl.program_id(0).to(tl.int64)
@@ -104,6 +126,8 @@ def rmsnorm_loop(
         x = tl.load(x_row + start + cols, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
         squares += x * x
     rstd = tl.rsqrt(tl.sum(squares, axis=0) / HIDDEN + eps)
+    if SAVE:
+        tl.store(rstd_ptr + row, rstd)
     for start in range(0, HIDDEN, BLOCK):
         mask = start + cols < HIDDEN
         x = tl.load(x_row + start + cols, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
@@ -114,34 +138,34 @@ def rmsnorm_loop(
 
 @triton.jit
 def rmsnorm_shifted(
-    x_ptr, w_ptr, y_ptr, stride, rows, eps,
-    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, VEC: tl.constexpr,
-    EVICT_X: tl.constexpr, EVICT_Y: tl.constexpr, CACHE_Y: tl.constexpr,
+    x_ptr, w_ptr, y_ptr, rstd_ptr, stride, rows, each, eps,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, VEC: tl.constexpr, GROUP: tl.constexpr,
+    SAVE: tl.constexpr, EVICT_X: tl.constexpr, EVICT_Y: tl.constexpr, CACHE_Y: tl.constexpr,
 ):  # fmt: skip
     """Rows whose first element is not 16-byte aligned, moved in aligned vectors of VEC elements.
 
     A row is `head` elements up to the first boundary, `whole` elements in whole vectors, and a tail; head and tail are
-    shorter than a vector and handled by VEC lanes each. Needs one stride for x and y, x_ptr and y_ptr 16-byte aligned,
-    a grid that is a multiple of VEC, and BLOCK >= HIDDEN rounded down to whole vectors. A program then meets one
-    alignment only (row * stride mod VEC repeats every VEC rows), so its shifted weight stays in registers.
+    shorter than a vector: 2 * VEC edge lanes hold both. Needs one stride for x and y, x_ptr and y_ptr 16-byte aligned,
+    a grid (GROUP 0) or a GROUP that is a multiple of VEC, and BLOCK >= HIDDEN rounded down to whole vectors. A program
+    then meets one alignment only (row * stride mod VEC repeats every VEC rows): its shifted weight stays in registers.
     """
-    first = tl.program_id(0).to(tl.int64)
-    head = ((VEC - (first * stride) % VEC) % VEC).to(tl.int32)
+    first, last, step = rows_of_program(rows, each, GROUP)
+    head = ((VEC - (tl.cast(first, tl.int64) * stride) % VEC) % VEC).to(tl.int32)
     whole = (HIDDEN - head) // VEC * VEC
-    lanes, edge = tl.arange(0, BLOCK), tl.arange(0, VEC)
-    in_whole, in_head, in_tail = lanes < whole, edge < head, head + whole + edge < HIDDEN
+    lanes, edge = tl.arange(0, BLOCK), tl.arange(0, 2 * VEC)
+    in_whole = lanes < whole
+    edge_cols = tl.where(edge < VEC, edge, head + whole + edge - VEC)
+    in_edge = tl.where(edge < VEC, edge < head, edge_cols < HIDDEN)
     w = tl.load(w_ptr + head + lanes, mask=in_whole, other=0.0, eviction_policy="evict_last").to(tl.float32)
-    w_head = tl.load(w_ptr + edge, mask=in_head, other=0.0).to(tl.float32)
-    w_tail = tl.load(w_ptr + head + whole + edge, mask=in_tail, other=0.0).to(tl.float32)
-    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
+    w_edge = tl.load(w_ptr + edge_cols, mask=in_edge, other=0.0).to(tl.float32)
+    for row in tl.range(first, last, step, num_stages=STAGES):
         start = tl.cast(row, tl.int64) * stride
         body = tl.multiple_of(start + head, VEC)
         x = tl.load(x_ptr + body + lanes, mask=in_whole, other=0.0, eviction_policy=EVICT_X).to(tl.float32)
-        x_head = tl.load(x_ptr + start + edge, mask=in_head, other=0.0).to(tl.float32)
-        x_tail = tl.load(x_ptr + body + whole + edge, mask=in_tail, other=0.0).to(tl.float32)
-        squares = tl.sum(x * x, axis=0) + tl.sum(x_head * x_head + x_tail * x_tail, axis=0)
-        rstd = tl.rsqrt(squares / HIDDEN + eps)
+        x_edge = tl.load(x_ptr + start + edge_cols, mask=in_edge, other=0.0).to(tl.float32)
+        rstd = tl.rsqrt((tl.sum(x * x, axis=0) + tl.sum(x_edge * x_edge, axis=0)) / HIDDEN + eps)
+        if SAVE:
+            tl.store(rstd_ptr + row, rstd)
         y = (x * rstd * w).to(y_ptr.dtype.element_ty)
         tl.store(y_ptr + body + lanes, y, mask=in_whole, eviction_policy=EVICT_Y, cache_modifier=CACHE_Y)
-        tl.store(y_ptr + start + edge, (x_head * rstd * w_head).to(y_ptr.dtype.element_ty), mask=in_head)
-        tl.store(y_ptr + body + whole + edge, (x_tail * rstd * w_tail).to(y_ptr.dtype.element_ty), mask=in_tail)
+        tl.store(y_ptr + start + edge_cols, (x_edge * rstd * w_edge).to(y_ptr.dtype.element_ty), mask=in_edge)

@@ -82,13 +82,18 @@ def stream_samples(calls: Mapping[str, Call], *, rounds: int, per_sample: Mappin
     return {name: values[1:] for name, values in samples.items()}
 
 
-def cold_samples(calls: Mapping[str, Call], *, rounds: int, flush: Callable[[], object]) -> dict[str, list[float]]:
-    """`rounds` samples a provider of one call after `flush`, in ms; one more round before them is dropped."""
+def cold_samples(
+    calls: Mapping[str, Call], *, rounds: int, flush: Callable[[], object], head_start: int = COLD_HEAD_START_CYCLES
+) -> dict[str, list[float]]:
+    """`rounds` samples a provider of one call after `flush`, in ms; one more round before them is dropped.
+
+    The GPU spins `head_start` cycles before each round, so that the host stays ahead of it.
+    """
     samples: dict[str, list[float]] = {name: [] for name in calls}
     pairs = {name: (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for name in calls}
     for round_index in range(rounds + 1):
         torch.cuda.synchronize()
-        torch.cuda._sleep(COLD_HEAD_START_CYCLES)
+        torch.cuda._sleep(head_start)
         for name in rotated(list(calls), round_index):
             begin, end = pairs[name]
             flush()

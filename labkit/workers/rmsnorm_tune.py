@@ -46,10 +46,14 @@ def candidates(hidden: int, *, vector: int = 8) -> list[Config]:
         whole = 1 << (hidden // vector * vector - 1).bit_length()
         for per_thread in (8, 16, 32):
             warps = whole // (32 * per_thread)
-            for stages in (1, 3):
-                for per_sm in (2, 4, 8, 16):
-                    if 1 <= warps <= 16 and 16 <= per_sm * warps <= 64:
-                        found.append(Config("shifted", whole, num_warps=warps, stages=stages, per_sm=per_sm))
+            for stages in (1, 2, 3):
+                for group in (0, vector):
+                    for per_sm in (2, 4, 8, 16, 32, 64):
+                        most = 64 if group == 0 else 256  # programs beyond those that fit balance the load
+                        if 1 <= warps <= 16 and 16 <= per_sm * warps <= most:
+                            for evict in ("evict_first", ""):
+                                found.append(Config("shifted", whole, num_warps=warps, stages=stages, per_sm=per_sm,
+                                                    group=group, evict_x=evict, evict_y=evict))  # fmt: skip
     return found
 
 
