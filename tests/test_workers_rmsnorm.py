@@ -18,7 +18,7 @@ def _ptx(kernel, constants, *, capability, num_warps):
     from triton.compiler import ASTSource, compile
 
     names = kernel.arg_names
-    kinds = {"x_ptr": "*fp16", "w_ptr": "*fp16", "y_ptr": "*fp16", "eps": "fp32"}
+    kinds = {"x_ptr": "*fp16", "w_ptr": "*fp16", "y_ptr": "*fp16", "rstd_ptr": "*fp32", "eps": "fp32"}
     signature = {name: "constexpr" if name in constants else kinds.get(name, "i32") for name in names}
     source = ASTSource(
         fn=kernel, signature=signature, constexprs={(names.index(k),): v for k, v in constants.items()},
@@ -28,13 +28,13 @@ def _ptx(kernel, constants, *, capability, num_warps):
     return made.asm["ptx"], "cubin" in made.asm
 
 
-HINTS = {"EVICT_Y": "", "CACHE_Y": ""}
+HINTS = {"EVICT_Y": "", "CACHE_Y": "", "SAVE": False}
 COMPILED = {
     "loop 5000": ("rmsnorm_loop", {"HIDDEN": 5000, "UNIT": 8, "BLOCK": 4096, **HINTS}, 16),
     "tile 768": ("rmsnorm_tile", {"HIDDEN": 768, "UNIT": 8, "BLOCK": 1024, "ROWS": 2, "LATE_W": True, "EVICT_X": "",
                                   **HINTS}, 2),
-    "shifted 4095": ("rmsnorm_shifted", {"HIDDEN": 4095, "BLOCK": 4096, "STAGES": 1, "VEC": 8, "EVICT_X": "",
-                                         **HINTS}, 8),
+    "shifted 4095": ("rmsnorm_shifted", {"HIDDEN": 4095, "BLOCK": 4096, "STAGES": 1, "VEC": 8, "GROUP": 0,
+                                         "EVICT_X": "", **HINTS}, 8),
 }  # fmt: skip
 
 
