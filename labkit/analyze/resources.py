@@ -121,7 +121,7 @@ def compiled_results(lines: list[Cell], cells: list[Cell], *, report_target: int
 
     Returns: `compiler` (versions), `cuobjdump` (every cell was read with it), `registers` and `stack` of the report's
     target by cell (the claims' keys), `by_target` (each of TABLES by target and cell), `equal_share` (registers by
-    elements per thread, of several row lengths), `equal_share_spread` (largest minus smallest), `refused` (reasons).
+    elements per thread), `equal_share_spread` (largest minus smallest where several row lengths are), `refused`.
     """
     (compiler,) = [line for line in lines if line["kind"] == "compiler"]
     out: dict[str, Any] = {
@@ -133,10 +133,9 @@ def compiled_results(lines: list[Cell], cells: list[Cell], *, report_target: int
     out["registers"] = _hinted(out["by_target"]["registers"].get(target, {}))
     out["stack"] = _hinted(out["by_target"]["stack_bytes"].get(target, {}))
     out["equal_share"] = equal_shares(cells)
-    out["equal_share_spread"] = {
-        target: max((max(found) - min(found) for found in shares.values() if len(found) > 1), default=0)
-        for target, shares in out["equal_share"].items()
-    }
+    pairs = {target: [max(found) - min(found) for found in shares.values() if len(found) > 1]
+             for target, shares in out["equal_share"].items()}  # fmt: skip
+    out["equal_share_spread"] = {target: max(differences) for target, differences in pairs.items() if differences}
     out["refused"] = {f"sm_{line['target']} {cell_name(line)}": line["error"]
                       for line in lines if line["kind"] == "refusal"}  # fmt: skip
     return out

@@ -97,7 +97,9 @@ class Params:
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected whole numbers, at least 1")
         if any(n not in (1, 2, 4, 8, 16, 32) for n in self.num_warps):
             raise ValueError(f"num_warps={self.num_warps!r}: expected powers of two up to 32")
-        for name, among in (("long_targets", "targets"), ("bare_targets", "targets"), ("dial_warps", "num_warps")):
+        subsets = [("long_targets", "targets"), ("bare_targets", "targets")]
+        subsets += [("dial_warps", "num_warps")] if self.device == "cuda" else []
+        for name, among in subsets:
             if odd := sorted(set(getattr(self, name)) - set(getattr(self, among))):
                 raise ValueError(f"{name}: {odd[0]!r}: expected one of {among}")
         if self.device not in ("cpu", "cuda"):

@@ -1,0 +1,55 @@
+"""Errors planted in parsers, formulas, workers, oracles and slice of triton_resources, and what must notice each."""
+
+PARSE, WORK = "tests/test_analyze_cuobjdump.py", "tests/test_workers_triton_resources.py"
+CALC, SLICE = "tests/test_calc_row_registers.py", "tests/test_exp_triton_resources.py"
+CUOBJDUMP, PTXAS = "labkit/analyze/cuobjdump.py", "labkit/analyze/ptxas.py"
+ORACLES, TIMES, CELLS = (f"labkit/analyze/{name}.py" for name in ("resource_oracles", "resource_times", "resources"))
+COMPILE, ELF = "labkit/workers/triton_compile.py", "labkit/workers/cubin_elf.py"
+
+MUTANTS = [
+    dict(name="reserved_bytes_stay_in", file=CUOBJDUMP, old="shared_bytes - RESERVED_SHARED_BYTES if",
+         new="shared_bytes if", tests=[f"{PARSE}::test_reserved_bytes"]),
+    dict(name="half_a_number_at_the_cut", file=CUOBJDUMP, old='lines[-1] = re.sub(r"\\d+$", "", last)',
+         new="lines[-1] = last", tests=[f"{PARSE}::test_a_cut_file_gives_no_half_numbers"]),
+    dict(name="second_architecture_replaces_the_first", file=CUOBJDUMP,
+         old='key = name if names.count(name) == 1 else f"{name}@{entry[\'arch\'] or \'unknown\'}"',
+         new="key = found.pop(name, 0) and name or name", tests=[f"{PARSE}::test_several_architectures"]),
+    dict(name="blackwell_lines_not_known", file=PTXAS, old='_USED = re.compile(r"\\bUsed',
+         new='_USED = re.compile(r"^ptxas info\\s+: Used',
+         tests=[f"{PARSE}::test_ptxas_of_blackwell_with_a_called_function"]),
+    dict(name="stack_counted_as_spills", file=PTXAS, old='("spill_store_bytes", _STORES)',
+         new='("spill_store_bytes", _STACK)',
+         tests=[f"{PARSE}::test_ptxas_of_blackwell_with_a_called_function"]),
+    dict(name="row_in_elements_not_bytes", file="labkit/calc/row_registers.py",
+         old="return -(-share // (threads * REGISTER_BYTES))", new="return -(-share // threads)",
+         tests=[f"{CALC}::test_a_row_of_8192_fp16_by_hand"]),
+    dict(name="cap_without_sub_partitions", file="labkit/calc/row_registers.py",
+         old="warps_in_fullest = -(-num_warps // parts)", new="warps_in_fullest = max(1, num_warps // parts)",
+         tests=[f"{CALC}::test_register_cap_is_the_last_that_launches"]),
+    dict(name="write_traffic_forgotten_at_the_knee", file="labkit/calc/row_registers.py",
+         old='moved = 2 * require_int("hidden"', new='moved = 1 * require_int("hidden"',
+         tests=[f"{CALC}::test_latency_and_memory_meet_at_the_knee"]),
+    dict(name="warps_straddle_sub_partitions", file="labkit/calc/occupancy_by_placing.py",
+         old="free[-1] -= bundle", new="free[-1] -= bundle // 2",
+         tests=[f"{CALC}::test_placing_blocks_gives_what_the_formula_gives"]),
+    dict(name="register_attribute_of_another_kind", file=ELF, old="REGISTERS, FRAME, SIZED = 0x2F, 0x11, 4",
+         new="REGISTERS, FRAME, SIZED = 0x2F, 0x12, 4", tests=[f"{WORK}::test_elf_attributes_by_hand"]),
+    dict(name="vector_width_not_multiplied", file=COMPILE, old="int(lanes or 1) * int(bits) // 8",
+         new="int(bits) // 8", tests=[f"{WORK}::test_widths_and_local_instructions"]),
+    dict(name="dead_compiler_ends_the_run", file=COMPILE, old="for cell in cells[len(lines):]]",
+         new="for cell in cells[len(cells):]]", tests=[f"{WORK}::test_a_process_that_died_refuses_the_rest"]),
+    dict(name="compiler_told_nothing_of_alignment", file=COMPILE, old='if cell["hints"] else {}',
+         new='if not cell["hints"] else {}', tests=[f"{SLICE}::test_hints_decide_how_wide_a_load_is"]),
+    dict(name="random_kernels_all_alike", file="labkit/workers/random_kernels.py",
+         old="live=rng.choice((rng.randint(1, 40), rng.randint(1, 230)))", new="live=8",
+         tests=[f"{WORK}::test_random_kernels_differ"]),
+    dict(name="oracle_of_two_tools_only", file=ORACLES,
+         old='len({c["registers"], c["ptxas_registers"], c["elf_registers"]}) != 1',
+         new='len({c["registers"], c["ptxas_registers"]}) != 1', tests=[f"{SLICE}::test_each_oracle_notices"]),
+    dict(name="nothing_checked_is_a_pass", file=ORACLES, old="passed=not wrong and bool(cells), expected=0",
+         new="passed=not wrong, expected=0", tests=[f"{SLICE}::test_a_missing_cell_is_noticed"]),
+    dict(name="opt_in_ignored", file=ORACLES, old="threads_per_block=threads, opt_in=opt_in,",
+         new="threads_per_block=threads, opt_in=True,", tests=[f"{SLICE}::test_driver_answers_by_hand"]),
+    dict(name="copy_ratio_upside_down", file=TIMES, old="ratios = [c / k for", new="ratios = [k / c for",
+         tests=[f"{SLICE}::test_gpu_run_from_launch_to_figures"]),
+]
