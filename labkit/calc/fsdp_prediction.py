@@ -105,7 +105,8 @@ def fsdp_prediction(
 
     Returns: num_parameters; units (by wrap); block_decomposition; by case: calls ([phase, collective, bytes, matrix
         products before it]), collectives ({"ag", "rs"}), gather_bytes, scatter_bytes (sums of messages),
-        wire_bytes_per_rank (sent by a rank), state_bytes ({"parameters", "gradients", "optimizer"} by rank),
+        wire_bytes_per_rank (sent by a rank), loopback_floor_bytes (the same over gloo, which sends a reduce-scatter as
+        an all-reduce), state_bytes ({"parameters", "gradients", "optimizer"} by rank),
         gathered_bytes (whole parameters alive at once), memory_floor_bytes (that and the largest rank's state without
         gradients: what every step has to hold).
     Raises: ValueError naming the argument, the value got, what was expected.
@@ -121,8 +122,8 @@ def fsdp_prediction(
     parameters = tinygpt_parameters(
         num_layers=num_layers, hidden=hidden, vocab_size=vocab_size, num_positions=num_positions)
     found: dict[str, Any] = {name: {} for name in (
-        "calls", "collectives", "gather_bytes", "scatter_bytes", "wire_bytes_per_rank", "state_bytes", "gathered_bytes",
-        "memory_floor_bytes")}
+        "calls", "collectives", "gather_bytes", "scatter_bytes", "wire_bytes_per_rank", "loopback_floor_bytes",
+        "state_bytes", "gathered_bytes", "memory_floor_bytes")}
     for case in cases:
         plan = fsdp_case(name=case)
         sizes = unit_bytes(parameters=parameters, case=case, num_ranks=num_ranks, element_bytes=element_bytes)
@@ -137,9 +138,10 @@ def fsdp_prediction(
         found["calls"][case] = calls
         found["collectives"][case] = {"ag": counts["ag"], "rs": counts["rs"]}
         found["gather_bytes"][case], found["scatter_bytes"][case] = sums["all_gather"], sums["reduce_scatter"]
-        found["wire_bytes_per_rank"][case] = sum(
-            ring_bytes_per_rank(op, size_bytes=size, world_size=num_ranks) for op, size in sums.items()
-        ) if num_ranks > 1 else 0
+        ring = {op: ring_bytes_per_rank(op, size_bytes=size, world_size=num_ranks) if num_ranks > 1 else 0
+                for op, size in sums.items()}
+        found["wire_bytes_per_rank"][case] = sum(ring.values())
+        found["loopback_floor_bytes"][case] = ring["all_gather"] + 2 * ring["reduce_scatter"]
         found["state_bytes"][case] = {
             kind: [size * count for count in elements] for kind, size in STATE_BYTES.items()}
         found["gathered_bytes"][case] = sizes["root"] + alive["blocks"] * sizes.get("blocks.0", 0)
