@@ -87,6 +87,11 @@ def folders(run_dir: Path) -> list[tuple[int, str, Path]]:
     return sorted((int(match[1]), match[2], path) for match, path in found if match)
 
 
+def lines_of(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    """All lines of one kind that the workers of a run wrote. Raises: ValueError as `read_lines`."""
+    return [line for _, _, folder in folders(run_dir) for line in read_lines(folder) if line["kind"] == kind]
+
+
 def counted_calls(run_dir: Path) -> list[Row]:
     """One row a call: process, mode, workload, call, kernels, passes, and every name of METRICS that was counted.
 

@@ -5,12 +5,15 @@ None of these asserts a speed. In: results of `labkit.analyze.hw_counters_result
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from labkit.analyze.hw_counters import GROUPS
-from labkit.analyze.hw_counters_results import Plan
-from labkit.records import Oracle
+from labkit.analyze.hw_counters import GROUPS, lines_of
+from labkit.analyze.hw_counters_results import Plan, collect
+from labkit.records import Oracle, RunRecord
 
 SLACK = 0.03
 """Counters of two units are read in different passes, and a kernel's edges are counted a little differently in each."""
@@ -136,10 +139,19 @@ def _bandwidth(results: Mapping[str, Any]) -> Oracle | None:
                    f"at most {max(rates.values(), default=0):.0f} GB/s", "cold calls under the tool")
 
 
-def replay_oracle(recorded: Mapping[str, Any], again: Mapping[str, Any]) -> Oracle:
-    """A record's results computed once more from the files beside it: equal to the last digit."""
-    names = [name for name in again if name in recorded]
-    odd = sorted(name for name in names if recorded[name] != again[name])
-    absent = sorted(set(again) - set(recorded))
-    return _oracle("the recorded results follow from the recorded table", "equal, every one", odd + absent,
-                   f"{len(names)} results equal", "parsed, cut at the markers and summed again")
+def replay(record: RunRecord, run_dir: Path, plan: Plan) -> list[Oracle]:
+    """A record computed once more from the files beside it: equal to the last digit, and its oracles from that.
+
+    Args:
+        record: with GPU counters.
+        run_dir: its folder.
+        plan: its workloads.
+    """
+    again = json.loads(json.dumps(collect(run_dir, plan)[0]))
+    odd = sorted(name for name in again if record.results.get(name) != again[name])
+    found = [_oracle("recorded: the results follow from the table", "equal, every one", odd,
+                     f"{len(again)} results equal", "parsed, cut at the markers and summed again")]  # fmt: skip
+    sheet = record.results.get("datasheet_gb_per_s")
+    for oracle in gpu_oracles({**again, "datasheet_gb_per_s": sheet}, plan, lines_of(run_dir, "check")):
+        found.append(replace(oracle, name=f"recorded: {oracle.name}"))
+    return found

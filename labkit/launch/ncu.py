@@ -1,10 +1,11 @@
-"""Run a worker under Nsight Compute, and ask the tool what it can count. Its output is returned, not judged.
+"""Run a worker under Nsight Compute, and ask the tool what it can count.
 
 The tool ends with exit code 0 when it may not read a counter, when no kernel matched and when it profiled nothing. So
-the caller reads the text (labkit.analyze.ncu_csv) before it believes that anything was measured. GPU clocks are left as
-they are: this launcher never changes a card's settings.
+its text is read (by `labkit.analyze.ncu_csv`, which the caller hands in) before anyone believes that something was
+measured. GPU clocks are left as they are: this launcher never changes a card's settings.
 
-    profile_worker("counter_kernels", run_dir=run_dir / "cold", metrics=["dram__bytes_read.sum"], timeout_s=300)
+    count_worker("counted_kernels", run_dir=run_dir / "cold", metrics=["dram__bytes_read.sum"], read=parse_ncu_csv,
+                 timeout_s=300)
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from labkit.launch.process import check_run_dir, describe_exit, thread_env, worker_module
 from labkit.launch.supervise import GRACE_S, LaunchError, Progress, run_program
@@ -24,6 +26,9 @@ from labkit.units import format_seconds
 OUTPUT_NAME = "ncu.txt"
 """What the tool said and its table, in the run directory."""
 CACHE_CONTROL = ("all", "none")
+Reader = Callable[[str], Mapping[str, Any]]
+"""Gives `error` (None, or one line), `unknown_metrics` and `remedy` where there is one; ValueError for other text."""
+MOST_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,20 +118,86 @@ def profile_worker(
                 env={**thread_env(1, env), **(env or {})}, progress=progress, grace_s=grace_s)
 
 
-def query_metrics(*, run_dir: Path, timeout_s: float = 60, ncu: str | None = None) -> tuple[set[str], NcuOutput]:
-    """Base names of the counters that the tool offers for this GPU, and its text, in which a refusal would stand.
+def count_worker(
+    worker: str, *, run_dir: Path, metrics: Sequence[str], read: Reader, timeout_s: float, cache_control: str = "all",
+    env: Mapping[str, str] | None = None, ncu: str | None = None, progress: Progress | None = None,
+) -> tuple[NcuOutput, list[str]]:
+    """`profile_worker`, believed only if its text says so, and again without metrics that the tool does not know.
+
+    Args:
+        worker: as `profile_worker`.
+        run_dir: as `profile_worker`.
+        metrics: as `ncu_argv`.
+        read: what makes sense of the text, `labkit.analyze.ncu_csv.parse_ncu_csv`.
+        timeout_s: deadline of each try, seconds.
+        cache_control: as `ncu_argv`.
+        env: added to the environment.
+        ncu: path of the tool; looked up if not given.
+        progress: called with each line of the worker.
+
+    Returns: the output, in which kernels were measured; the metrics that had to be left out.
+    Raises: LaunchError with one line for each way to measure nothing, whatever the exit code.
+    """
+    asked, missing = list(metrics), []
+    for attempt in range(MOST_TRIES):
+        seen = profile_worker(worker, run_dir=run_dir, metrics=asked, timeout_s=timeout_s, env=env, ncu=ncu,
+                              cache_control=cache_control, progress=progress)
+        answer = _read(read, seen.text)
+        bases = {name.split(".")[0] for name in answer.get("unknown_metrics", ())}
+        unknown = [name for name in asked if name.split(".")[0] in bases]
+        if not unknown or len(unknown) == len(asked) or attempt + 1 == MOST_TRIES:
+            break
+        asked, missing = [name for name in asked if name not in unknown], [*missing, *unknown]
+    refuse(answer, run_dir, last_line=seen.last_line)
+    return seen, missing
+
+
+def refuse(answer: Mapping[str, Any], run_dir: Path, *, last_line: str = "") -> None:
+    """Raise LaunchError if an answer has an error: its line, and what an administrator must change or what came last.
+
+    Args:
+        answer: from a Reader.
+        run_dir: whose log.txt to name.
+        last_line: of the profiled program.
+    """
+    if error := answer.get("error"):
+        remedy = answer.get("remedy")
+        more = f"; {remedy}" if remedy else f"; the program's last line: {last_line}" if last_line else ""
+        raise LaunchError(f"ncu: {error}{more}", log_path=run_dir / "log.txt", error=error)
+
+
+def _read(read: Reader, text: str) -> Mapping[str, Any]:
+    try:
+        return read(text)
+    except ValueError as error:
+        return {"error": f"its output cannot be read ({error})"}
+
+
+def query_metrics(
+    *, run_dir: Path, read: Reader, timeout_s: float = 60, ncu: str | None = None
+) -> tuple[set[str], dict[str, Any]]:
+    """Base names of the counters that the tool offers for this GPU, and how it answered.
 
     Args:
         run_dir: existing folder; gets log.txt.
+        read: as `count_worker`; only a refusal is read with it, a list of names is not its business.
         timeout_s: deadline, seconds.
         ncu: path of the tool; looked up if not given.
 
-    Returns: names such as "dram__bytes_read", empty when the tool lists none; the output.
+    Returns: names such as "dram__bytes_read", empty when the tool lists none; {"exit_code", "num_metrics", "error"
+        (None if it listed some and complained of nothing), "remedy"}.
     Raises: LaunchError if the tool is absent, cannot start or runs past the deadline.
     """
     ncu = _tool(ncu, run_dir)
     seen = _run([ncu, "--query-metrics"], run_dir, output=None, what="ncu --query-metrics", timeout_s=timeout_s)
-    return set(re.findall(r"^\s*([a-z][a-z0-9]*__\w+)", seen.text, re.MULTILINE)), seen
+    offered = set(re.findall(r"^\s*([a-z][a-z0-9]*__\w+)", seen.text, re.MULTILINE))
+    says = "\n".join(line for line in seen.text.splitlines() if line.lstrip().startswith("=="))
+    answer = _read(read, says) if says else {}
+    error = answer.get("error") if answer.get("error") and not offered else None
+    if error is None and not offered:
+        error = "it listed no metrics"
+    return offered, {"exit_code": seen.exitcode, "num_metrics": len(offered), "error": error,
+                     "remedy": answer.get("remedy")}
 
 
 def supported(metrics: Sequence[str], offered: set[str]) -> tuple[list[str], list[str]]:

@@ -6,7 +6,10 @@ that refuses everything does not pass either.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+from labkit.launch.ncu import profile_worker
 
 TEXTS = {
     "no permission": (
@@ -47,3 +50,22 @@ def write_stand_in(folder: Path, name: str) -> Path:
     path.write_text(f"#!/bin/sh\ncat <<'END_OF_TEXT'\n{TEXTS[name]}END_OF_TEXT\nexit 0\n", encoding="utf-8")
     path.chmod(0o755)
     return path
+
+
+def run_stand_ins(folder: Path, *, worker: str, timeout_s: float = 60) -> dict[str, str]:
+    """Launch each stand-in in place of ncu, each in a folder of its own; name -> what the launcher got as its text.
+
+    Args:
+        folder: existing folder.
+        worker: any worker: the stand-ins do not start it.
+        timeout_s: deadline of each, seconds.
+    """
+    texts = {}
+    for name in TEXTS:
+        place = folder / name.replace(" ", "_")
+        place.mkdir()
+        (place / "params.json").write_text(json.dumps({}), encoding="utf-8")
+        stand_in = str(write_stand_in(place, name))
+        texts[name] = profile_worker(worker, run_dir=place, metrics=["dram__bytes_read.sum"], timeout_s=timeout_s,
+                                     ncu=stand_in).text
+    return texts
