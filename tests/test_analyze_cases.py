@@ -45,11 +45,18 @@ def differences(expected: Any, got: Any, where: str, tolerance: float = 0.0) -> 
     )
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case["file"] for case in CASES])
+def files(case):
+    """A case's file or files."""
+    return case["file"] if isinstance(case["file"], list) else [case["file"]]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[files(case)[-1] for case in CASES])
 def test_expected_answer(case):
-    answer = json.loads(json.dumps(KINDS[case["kind"]]([FORMATS / case["file"]]), allow_nan=False))
+    answer = json.loads(json.dumps(KINDS[case["kind"]]([FORMATS / file for file in files(case)]), allow_nan=False))
     expect = dict(case["expect"])
-    if "usable" in expect:  # the case says in words: partial or a clear error
+    if "error_contains" in expect:
+        assert expect.pop("error_contains") in answer["error"]
+    if isinstance(expect.get("usable"), str):  # the case says in words: partial or a clear error
         assert answer["usable"] in expect.pop("usable")
     assert not differences(expect, answer, "", expect.get("tolerance_us", 0.0))
 

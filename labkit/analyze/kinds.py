@@ -158,6 +158,42 @@ def _flight_recorder_dir(paths: list[Path]) -> dict:
     return analyze_flight_recorder(paths)
 
 
+def _vllm_metrics(paths: list[Path]) -> dict:
+    from labkit.analyze.vllm_metrics import page_summary
+
+    return _parsed(paths, "vllm_metrics", page_summary)
+
+
+def _vllm_metrics_pair(paths: list[Path]) -> dict:
+    from labkit.analyze.vllm_metrics import pair_summary
+
+    if len(paths) != 2:
+        raise UnreadableInput(f"vllm_metrics_pair takes two files, the earlier scrape first, got {len(paths)}")
+    before, after = (read_text(one_file([path], "vllm_metrics_pair")) for path in paths)
+    return pair_summary(before, after)
+
+
+def _vllm_server_log(paths: list[Path]) -> dict:
+    from labkit.analyze.vllm_server_log import parse_server_log
+
+    return _parsed(paths, "vllm_server_log", parse_server_log)
+
+
+def _vllm_bench_results(paths: list[Path]) -> dict:
+    from labkit.analyze.vllm_bench import NotBenchResults, parse_bench_results
+
+    try:
+        return _parsed(paths, "vllm_bench_results", parse_bench_results)
+    except NotBenchResults as error:
+        raise UnreadableInput(f"{paths[0]}: {error}") from None
+
+
+def _sse_stream(paths: list[Path]) -> dict:
+    from labkit.analyze.sse import read_stream
+
+    return _parsed(paths, "sse_stream", read_stream)
+
+
 KINDS: dict[str, Callable[[list[Path]], dict]] = {
     "torch_trace": _torch_trace,
     "torch_trace_dir": _torch_trace_dir,
@@ -175,4 +211,9 @@ KINDS: dict[str, Callable[[list[Path]], dict]] = {
     "ncu_csv": _ncu_csv,
     "cuobjdump_resource_usage": _cuobjdump_resource_usage,
     "ptxas_verbose": _ptxas_verbose,
+    "vllm_metrics": _vllm_metrics,
+    "vllm_metrics_pair": _vllm_metrics_pair,
+    "vllm_server_log": _vllm_server_log,
+    "vllm_bench_results": _vllm_bench_results,
+    "sse_stream": _sse_stream,
 }

@@ -1,0 +1,105 @@
+"""Results of `vllm bench serve`, one or several in a file, with what cannot be believed in them."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+_PLACES = ("first", "second", "third")
+_KEPT = ("date", "backend", "model_id", "num_prompts", "request_rate", "burstiness", "max_concurrency", "duration",
+         "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput", "output_throughput",
+         "total_token_throughput")
+_TIMES = tuple(f"{which}_{what}_ms" for what in ("ttft", "tpot", "itl", "e2el")
+               for which in ("mean", "median", "p50", "p90", "p95", "p99"))
+
+
+class NotBenchResults(ValueError):
+    """Text that holds no result; the message is one line."""
+
+
+def parse_bench_results(text: str) -> dict[str, Any]:
+    """Every result of a file.
+
+    Args:
+        text: one JSON object, a list of them, or several one after the other as `--append-result` writes them.
+
+    Returns: records (how many), usable (all of them), reason (the first why not), all (each result: the figures as
+        written, None for infinity and NaN and for what is not there; success_fraction; usable and reason), and the
+        first three again as first, second, third.
+    Raises: NotBenchResults.
+    """
+    results = [_one(raw) for raw in _objects(text)]
+    if not results:
+        raise NotBenchResults("no result in it, expected the JSON of vllm bench serve")
+    reason = next((result["reason"] for result in results if not result["usable"]), None)
+    return {"records": len(results), "usable": reason is None, "reason": reason, "all": results,
+            **dict(zip(_PLACES, results))}
+
+
+def _objects(text: str) -> list[dict[str, Any]]:
+    decoder, position, found = json.JSONDecoder(strict=False), 0, []
+    while (position := _skip(text, position)) < len(text):
+        try:
+            value, position = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            line = text.count("\n", 0, position) + 1
+            if found:  # cut while it was appended to: what stands before is whole
+                found.append({"_cut_line": line})
+                break
+            raise NotBenchResults(f"no JSON at line {line}, expected the JSON of vllm bench serve") from None
+        found += value if isinstance(value, list) else [value]
+    if any(not isinstance(value, dict) for value in found):
+        raise NotBenchResults("not every result is a JSON object")
+    if found and not any("completed" in value or "duration" in value for value in found):
+        raise NotBenchResults("neither 'completed' nor 'duration' in it, expected the JSON of vllm bench serve")
+    return found
+
+
+def _skip(text: str, position: int) -> int:
+    while position < len(text) and text[position] in " \t\r\n,\ufeff":
+        position += 1
+    return position
+
+
+def _one(raw: dict[str, Any]) -> dict[str, Any]:
+    if "_cut_line" in raw:
+        return {"usable": False, "reason": f"cut off at line {raw['_cut_line']}"}
+    result = {name: _finite(raw.get(name)) for name in _KEPT}
+    result |= {name: _finite(raw[name]) for name in _TIMES if name in raw}
+    completed, failed, asked = result["completed"], result["failed"], result["num_prompts"]
+    whole = completed + failed if _is_count(completed) and _is_count(failed) else asked
+    result["success_fraction"] = completed / whole if _is_count(completed) and _is_count(whole) and whole else None
+    result["reason"] = _doubt(raw, completed)
+    return {**result, "usable": result["reason"] is None}
+
+
+def _doubt(raw: dict[str, Any], completed: Any) -> str | None:
+    """Why the figures must not be used, or None. Shares of failed requests are told apart, in success_fraction."""
+    if not _is_count(completed):
+        return "completed is missing"
+    if completed == 0:
+        return "no request completed: its averages are of nothing"
+    times = {name: _finite(raw.get(name)) for name in _TIMES}
+    firsts = [_finite(value) for value in raw["ttfts"]] if isinstance(raw.get("ttfts"), list) else []
+    numbers = [value for value in [*times.values(), *firsts] if isinstance(value, int | float)]
+    if any(value < 0 for value in numbers):
+        return "a time is negative: two clocks were mixed"
+    if any(times[name] == 0 for name in ("mean_ttft_ms", "median_ttft_ms")) or (firsts and min(
+            (value for value in firsts if isinstance(value, int | float)), default=1) == 0):
+        return "ttft 0.0 is a 'not measured' marker"
+    outputs = raw.get("output_lens")
+    if isinstance(outputs, list) and sum(value for value in outputs if _is_count(value)) == 0:
+        return "no output token was counted"
+    return None
+
+
+def _finite(value: Any) -> Any:
+    """Numbers as they are; infinity and NaN, written as numbers or as text, are None."""
+    if isinstance(value, str) and value.strip().lower().lstrip("+-") in ("inf", "infinity", "nan"):
+        return None
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
