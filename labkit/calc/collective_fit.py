@@ -15,6 +15,8 @@ from labkit.calc._require import require_choice, require_int, require_number
 from labkit.calc.collective_choice import protocol_efficiency
 from labkit.calc.collectives import COLLECTIVES, all_reduce_time_s
 
+UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
 
 def size_grid(*, min_bytes: int, max_bytes: int, factor: int = 4) -> list[int]:
     """Sizes of a sweep: the smallest, each times a factor, up to the largest.
@@ -40,6 +42,47 @@ def size_grid(*, min_bytes: int, max_bytes: int, factor: int = 4) -> list[int]:
         sizes.append(size)
         size *= factor
     return sizes
+
+
+def size_label(size_bytes: int) -> str:
+    """A size as tables and records name it.
+
+    Args:
+        size_bytes: >= 0.
+
+    Returns: a number and B, KiB, MiB or GiB; bytes where the number would need more than two decimals.
+    Raises: ValueError naming the argument, the value got, what was expected.
+    Assumes: nothing.
+    Source: binary units, as in the options of nccl-tests.
+
+    >>> size_label(65536), size_label(2**20), size_label(1000)
+    ('64 KiB', '1 MiB', '1000 B')
+    """
+    require_int("size_bytes", size_bytes)
+    for unit, factor in reversed(UNITS.items()):
+        if factor > 1 and size_bytes >= factor and size_bytes % (factor // 4) == 0:
+            return f"{size_bytes / factor:g} {unit}"
+    return f"{size_bytes} B"
+
+
+def label_bytes(label: str) -> int:
+    """Bytes of a label of `size_label`.
+
+    Args:
+        label: e.g. "64 KiB".
+
+    Returns: bytes.
+    Raises: ValueError for another text.
+    Assumes: nothing.
+    Source: binary units.
+
+    >>> label_bytes("64 KiB"), label_bytes("1000 B")
+    (65536, 1000)
+    """
+    number, _, unit = label.partition(" ")
+    if unit not in UNITS:
+        raise ValueError(f"label={label!r}: expected a number and one of {', '.join(UNITS)}")
+    return round(float(number) * UNITS[unit])
 
 
 def total_wire_bytes(collective: str, *, size_bytes: float, world_size: int) -> float:

@@ -10,7 +10,7 @@ parameters ("PRE", "POST", "NONE"), and a switch: "block+PRE+no-limiter". Names 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -267,3 +267,25 @@ def unit_bytes(
     return {name: element_bytes * message_elements(
         parameters=unit, num_ranks=num_ranks, api=plan["api"], element_bytes=element_bytes)
         for name, unit in units.items()}
+
+
+def in_order(*, cases: Iterable[str]) -> list[str]:
+    """Cases as tables and figures show them: FSDP1 before FSDP2, root before block, by prefetch, the baseline last.
+
+    Args:
+        cases: names, e.g. the keys of a record, which JSON keeps in alphabetical order.
+
+    Returns: the same names.
+    Raises: ValueError for a name that is neither a case nor "alone".
+    Source: the order of the report's table in section 13.2.
+
+    >>> in_order(cases=["alone", "fsdp2 block+PRE", "block+NONE", "root+PRE", "block+PRE"])
+    ['root+PRE', 'block+PRE', 'block+NONE', 'fsdp2 block+PRE', 'alone']
+    """
+    def place(case: str) -> tuple[int, int, int, str]:
+        if case == "alone":
+            return (2, 0, 0, case)
+        plan = fsdp_case(name=case)
+        return (int(plan["api"] == "fsdp2"), WRAPS.index(plan["wrap"]), PREFETCHES.index(plan["prefetch"]), case)
+
+    return sorted(cases, key=place)

@@ -146,6 +146,27 @@ def graph_time_s(*, num_kernels: int, kernel_s: float, graph_launch_s: float = 0
     return graph_launch_s + require_int("num_kernels", num_kernels) * require_number("kernel_s", kernel_s, least=0)
 
 
+def hiding_elements(*, launch_s: float, bytes_per_s: float, bytes_per_element: float = 8) -> float:
+    """Elements from which on a memory-bound operator runs longer than its launch takes, so that launches are hidden.
+
+    Args:
+        launch_s: CPU time of one launch, seconds, >= 0.
+        bytes_per_s: bandwidth that the operator reaches, bytes/s, > 0.
+        bytes_per_element: read and written for each element, > 0; 8: FP32 in and out.
+
+    Returns: elements.
+    Raises: ValueError naming the argument, the value got, what was expected.
+    Assumes: the operator moves each element once each way; the host launches ahead.
+    Source: bytes / bandwidth = launch, solved for the elements; interview question 14.
+
+    >>> round(hiding_elements(launch_s=4e-6, bytes_per_s=4.3e12))
+    2150000
+    """
+    require_number("launch_s", launch_s, least=0)
+    require_number("bytes_per_s", bytes_per_s, above=0)
+    return launch_s * bytes_per_s / require_number("bytes_per_element", bytes_per_element, above=0)
+
+
 def padding_waste_share(*, batch: int, captured: Sequence[int]) -> float:
     """Share of a captured graph's rows that are padding for this batch.
 

@@ -153,3 +153,70 @@ def elements_per_thread(*, hidden: int, num_warps: int) -> float:
     [256.0, 128.0, 64.0, 32.0]
     """
     return block_size(hidden=hidden) / (32 * require_int("num_warps", num_warps, least=1))
+
+
+def backward_min_bytes(*, rows: int, hidden: int, bytes_per_element: float = 2) -> float:
+    """Least traffic of the backward pass: read x, dy, the row statistics and the weight, write dx and dweight.
+
+    Args:
+        rows: rows of the input, >= 1.
+        hidden: length of a row, >= 1.
+        bytes_per_element: bytes per element of x, dy, dx, weight and dweight, > 0; the statistics are FP32.
+
+    Returns: bytes.
+    Raises: ValueError naming the argument, the value got, what was expected.
+    Assumes: each row of x and dy stays on chip until its dx is written. Partial sums of dweight are not in it: they
+        belong to an algorithm, see `partial_sum_bytes`.
+    Source: (3 rows hidden + 2 hidden) elements + 4 rows.
+
+    >>> backward_min_bytes(rows=8192, hidden=8192)
+    402718720
+    """
+    require_int("rows", rows, least=1)
+    require_int("hidden", hidden, least=1)
+    return (3 * rows * hidden + 2 * hidden) * require_number("bytes_per_element", bytes_per_element, above=0) + 4 * rows
+
+
+def partial_sum_bytes(*, programs: int, hidden: int) -> int:
+    """Traffic of dweight's partial sums: each program writes one FP32 row, a second kernel reads them all.
+
+    Args:
+        programs: programs that each keep a sum, >= 1.
+        hidden: length of a row, >= 1.
+
+    Returns: bytes, at the level of the L2 cache; how many of them reach memory depends on its size.
+    Raises: ValueError naming the argument, the value got, what was expected.
+    Assumes: rows of partial sums are not padded.
+    Source: 2 x 4 bytes x programs x hidden.
+
+    >>> round(partial_sum_bytes(programs=528, hidden=8192) / backward_min_bytes(rows=65536, hidden=8192), 4)
+    0.0107
+    """
+    return 8 * require_int("programs", programs, least=1) * require_int("hidden", hidden, least=1)
+
+
+def two_pass_bytes(*, rows: int, hidden: int, direction: str, bytes_per_element: float = 2) -> float:
+    """Traffic of a row shared by several programs in two passes: x (backward: x and dy) is read once more.
+
+    Args:
+        rows: rows of the input, >= 1.
+        hidden: length of a row, >= 1.
+        direction: "forward" or "backward".
+        bytes_per_element: bytes per element, > 0.
+
+    Returns: bytes: about 3/2 of `min_bytes` forward, 5/3 of `backward_min_bytes` backward.
+    Raises: ValueError naming the argument, the value got, what was expected.
+    Assumes: nothing of the first pass is still in cache when the second one asks for it; the numbers that the passes
+        exchange are few.
+    Source: forward 3 rows hidden, backward 5 rows hidden elements, and the weight's and statistics' as in one pass.
+
+    >>> round(two_pass_bytes(rows=1024, hidden=131072, direction="forward") / min_bytes(rows=1024, hidden=131072), 3)
+    1.5
+    """
+    require_number("bytes_per_element", bytes_per_element, above=0)
+    again = require_int("rows", rows, least=1) * require_int("hidden", hidden, least=1) * bytes_per_element
+    if direction == "forward":
+        return min_bytes(rows=rows, hidden=hidden, bytes_in=bytes_per_element) + again
+    if direction == "backward":
+        return backward_min_bytes(rows=rows, hidden=hidden, bytes_per_element=bytes_per_element) + 2 * again
+    raise ValueError(f"direction={direction!r}: expected forward or backward")

@@ -1,0 +1,408 @@
+"""Process groups of a mesh: which ranks form a group, where to put them, and what a wrong order of calls does.
+
+Example: `python -m labkit run process_groups --preset cpu`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.calc import collective_order, collective_schedule, mesh_mapping
+from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, plain_params
+from labkit.hardware import HardwareProfile
+from labkit.launch.process import launch_worker
+from labkit.launch.torchrun import launch_torchrun
+from labkit.paths import CLAIMS
+from labkit.records import Oracle, RunRecord, write_json
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+SLUG = "process_groups"
+TITLE = "Process groups: mapping, order and how to find the rank that left it"
+NEEDS = "torch; two CPU cores for 8 gloo ranks (smoke, cpu), or 2 or 8 GPUs (gpu2, gpu8); two link classes need root"
+REPORTED = {"tp_phase": "pg-tp-phase", "pp_phase": "pg-pp-phase", "dp_phase": "pg-dp-phase", "serial": "pg-serial",
+            "concurrent": "pg-concurrent"}
+"""Result -> claim of the report that gives it for both mappings, ms."""
+INNERMOST_FIRST = {"tp_local": ("TP", "PP", "DP"), "tp_cross": ("PP", "DP", "TP")}
+"""Order of the axes over the bits of a rank; nothing else differs between the mappings."""
+WIRE_BURST_BYTES = 256 * 1024
+"""What the shaped wire's token bucket lets through at once: as set in `labkit.workers.two_nodes`."""
+MACHINE_LINKS = ("PIX", "PHB", "SYS")
+"""Link classes of the report's machine: devices that differ in bit 0, 1, 2."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Params:
+    """What is asked of a run. Defaults are the report's mesh on eight CPU ranks, with a smaller payload."""
+
+    tp: int = 2
+    pp: int = 2
+    dp: int = 2
+    device: str = "cpu"
+    """`cpu` (gloo) or `cuda` (NCCL)."""
+    mappings: tuple[str, ...] = ("tp_local", "tp_cross")
+    tp_calls: int = 4
+    """All-reduces of a step on each axis; the report's are 4, 1, 1."""
+    pp_calls: int = 1
+    dp_calls: int = 1
+    payload_mib: float = 1.0
+    """Of each all-reduce, float32; the report's is 64."""
+    num_processes: int = 1
+    """Fresh launches; the first one also checks."""
+    num_warmup: int = 1
+    num_timed_steps: int = 3
+    slow_link_mbit_per_s: float = 0.0
+    """Rate of a wire between the two halves of the ranks, CPU only; 0 leaves it out."""
+    slow_payload_mib: float = 0.5
+    num_slow_steps: int = 2
+    num_faults: int = 240
+    """Random faults played in this process, a quarter of each kind."""
+    fault_steps: int = 4
+    """Steps of the schedules that are broken."""
+    num_real_faults: int = 4
+    """Faults played on real Gloo ranks as well; 0 leaves them out."""
+    call_timeout_s: float = 4.0
+    """Deadline of a call in a broken schedule, and of the one that is left out."""
+    seed: int = 1
+    timeout_s: float = 300.0
+    """Deadline of one launch."""
+
+    def __post_init__(self) -> None:
+        """Refuse what could not run, naming the argument."""
+        for name in ("tp", "pp", "dp", "num_processes", "num_timed_steps", "num_slow_steps", "fault_steps"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("tp_calls", "pp_calls", "dp_calls", "num_warmup", "num_real_faults", "seed",
+                     "slow_link_mbit_per_s"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        _require(self.tp_calls >= 1, "tp_calls", self.tp_calls, "at least 1")
+        _require(self.world_size >= 2, "tp, pp, dp", (self.tp, self.pp, self.dp), "two ranks or more")
+        for name in ("payload_mib", "slow_payload_mib", "call_timeout_s", "timeout_s"):
+            _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
+        _require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
+        _require(bool(self.mappings) and set(self.mappings) <= set(INNERMOST_FIRST), "mappings", self.mappings,
+                 " or ".join(INNERMOST_FIRST))
+        _require(self.num_faults >= 200, "num_faults", self.num_faults, "at least 200")
+        _require(not self.slow_link_mbit_per_s or (self.device == "cpu" and self.world_size % 2 == 0),
+                 "slow_link_mbit_per_s", self.slow_link_mbit_per_s, "0 on GPUs or with an odd number of ranks")
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the mesh."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def calls(self) -> dict[str, int]:
+        """All-reduces of a step by axis."""
+        return {"TP": self.tp_calls, "PP": self.pp_calls, "DP": self.dp_calls}
+
+    def axes(self, mapping: str) -> list[list[Any]]:
+        """[name, degree] of a mapping's axes, innermost first."""
+        return [[axis, getattr(self, axis.lower())] for axis in INNERMOST_FIRST[mapping]]
+
+
+def _require(is_good: bool, name: str, got: Any, expected: str) -> None:
+    if not is_good:
+        raise ValueError(f"{name}={got!r}: expected {expected}")
+
+
+def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[str, Any]:
+    """Groups, sums and the pair's values exactly; times of the report's machine from its own link measurements.
+
+    Args:
+        params: what will be run.
+        hardware: profile of the GPU; adds the floor of a phase where its measured all-reduce rate is known.
+
+    Returns: "groups" (mapping -> axis -> ranks), "creation_order", "num_groups", "order_values" (case -> tensor -> by
+        rank), "v100_ms" (mapping -> phases, from section 4.4's rates), "v100_links_gb_per_s", "search" (see
+        `mapping_search`), "slow_floor_ms" (mapping -> axis -> ms, axes that cross the wire), "floor_ms" (axis -> ms of
+        a phase on this hardware).
+    """
+    groups = {mapping: mesh_mapping.mesh_groups(axes=params.axes(mapping)) for mapping in params.mappings}
+    pair = [["A", [1000, 1001]], ["B", [2000, 2001]]]
+    orders = {"ordered": [["A", "B"], ["A", "B"]], "swapped": [["A", "B"], ["B", "A"]]}
+    links = report_links() if CLAIMS.is_dir() else {}  # a GPU host may have been given the code without the ledger
+    topology = mesh_mapping.bit_topology(links=MACHINE_LINKS)
+    v100 = {}
+    for mapping, inner in INNERMOST_FIRST.items() if links else ():
+        times = mesh_mapping.step_times(
+            groups=mesh_mapping.mesh_groups(axes=[[axis, 2] for axis in inner]), calls={"TP": 4, "PP": 1, "DP": 1},
+            topology=topology, links=links, size_bytes=64 * 2**20)
+        v100[mapping] = {**{f"{axis.lower()}_phase": 1e3 * time for axis, time in times["phases"].items()},
+                         "serial": 1e3 * times["serial"], "concurrent_least": 1e3 * times["concurrent_least"],
+                         "concurrent_most": 1e3 * times["concurrent_most"]}
+    known = {} if hardware is None else {name: field.value for name, field in hardware.measured.items()}
+    busbw = known.get(f"all_reduce_busbw_{params.world_size}_gpus_bytes_per_s")
+    return {
+        "groups": groups, "creation_order": {m: list(collective_schedule.group_members(groups=g)) for m, g
+                                             in groups.items()},
+        "num_groups": {mapping: sum(map(len, found.values())) for mapping, found in groups.items()},
+        "order_values": {case: collective_order.reduced_by_position(orders=order, values=pair)
+                         for case, order in orders.items()},
+        "v100_ms": v100, "v100_links_gb_per_s": {name: link["bytes_per_s"] / 1e9 for name, link in links.items()},
+        "search": mapping_search() if links else {}, "slow_floor_ms": _slow_floors(params, groups),
+        "floor_ms": {"tp_phase": 1e3 * params.tp_calls * params.payload_mib * 2**20 / busbw}
+        if busbw and params.world_size == params.tp == 2 else {},
+    }
+
+
+def report_links() -> dict[str, dict[str, float]]:
+    """Rates of the report's links with four pairs at work, bytes/s of one pair.
+
+    PIX and SYS come from section 4.4, another experiment than the one predicted. It has no PHB pair: that rate is taken
+    from section 12.2's own PP phase, so the PHB phase of the local mapping is an input, not a prediction.
+    """
+    from labkit.claims import claim_value, get_claim
+
+    together = get_claim("nccl-pair-together")
+    phb_ms = claim_value(get_claim("pg-pp-phase"), "tp_local")
+    return {"PIX": {"bytes_per_s": claim_value(together, "PIX") / 4 * 1e9},
+            "PHB": {"bytes_per_s": 64 * 2**20 / (phb_ms / 1e3)},
+            "SYS": {"bytes_per_s": claim_value(together, "SYS") / 4 * 1e9}}
+
+
+def mapping_search(*, tp_calls: int = 4, pp_calls: int = 1, dp_calls: int = 1) -> dict[str, Any]:
+    """All placements of a 2 x 2 x 2 mesh on the report's machine, fastest first; see `mesh_mapping.rank_mappings`.
+
+    Args:
+        tp_calls: all-reduces of a step on the tensor-parallel axis.
+        pp_calls: on the pipeline axis.
+        dp_calls: on the data-parallel axis.
+    """
+    found = mesh_mapping.rank_mappings(
+        axes=[["TP", 2], ["PP", 2], ["DP", 2]], calls={"TP": tp_calls, "PP": pp_calls, "DP": dp_calls},
+        topology=mesh_mapping.bit_topology(links=MACHINE_LINKS), links=report_links(), size_bytes=64 * 2**20)
+    ranking = found["ranking"]
+    keep = [*ranking[:6], *ranking[-2:]] if len(ranking) > 8 else ranking
+    return {**{name: value for name, value in found.items() if name != "ranking"}, "shown": keep,
+            "all_serial_ms": [1e3 * entry["serial_s"] for entry in ranking],
+            "num_best": sum(entry["serial_s"] <= ranking[0]["serial_s"] * (1 + 1e-12) for entry in ranking)}
+
+
+def _slow_floors(params: Params, groups: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """ms that the wire needs at least for the bytes of all pairs that cross it; groups of two ranks only."""
+    if not params.slow_link_mbit_per_s:
+        return {}
+    half, rate = params.world_size // 2, params.slow_link_mbit_per_s * 1e6 / 8
+    floors: dict[str, dict[str, float]] = {}
+    for mapping, axes in groups.items():
+        for axis, found in axes.items():
+            crossing = sum(min(group) < half <= max(group) for group in found if len(group) == 2)
+            if crossing and params.calls[axis]:
+                sent = params.calls[axis] * crossing * params.slow_payload_mib * 2**20
+                floors.setdefault(mapping, {})[axis] = 1e3 * max(0.0, sent - WIRE_BURST_BYTES) / rate
+    return floors
+
+
+def run(params: Params, *, preset: str = "custom", run_id: str | None = None,
+        progress: Callable[[str], None] | None = None) -> RunRecord:
+    """Predict, launch, check and publish; a failed launch or check is published as a failed record.
+
+    Args:
+        params: what to run.
+        preset: name to keep in the record.
+        run_id: name of the run; made from date, hardware and parameters if not given.
+        progress: called with a line for people whenever a part is done.
+
+    Raises: RecordError if the run directory exists or cannot be written.
+    """
+    from labkit import machine
+    from labkit.hardware import load_profile, match_profile
+
+    here = machine.detect()
+    profile = match_profile(here.gpus[0].name) if here.gpus and params.device == "cuda" else None
+    return conduct(
+        SLUG, params, preset=preset, run_id=run_id,
+        predict=lambda: predict(params, hardware=load_profile(profile) if profile else None),
+        measure=lambda run_dir, predicted, outcome: _measure(params, run_dir, predicted, outcome, progress))
+
+
+def _measure(params: Params, run_dir: Path, predicted: dict[str, Any], outcome: Outcome,
+             progress: Callable[[str], None] | None) -> None:
+    from labkit.analyze import mesh_oracles, mesh_results
+    from labkit.analyze.ddp_rank_files import of_kind, read_ranks
+    from labkit.analyze.flight_recorder import analyze_flight_recorder
+
+    processes = []
+    for index in range(params.num_processes):
+        outcome.argv.append(_launch(params, run_dir / f"p{index}", predicted, index=index, progress=progress))
+        processes.append(read_ranks(run_dir / f"p{index}"))
+    first = processes[0]
+    cases, played = broken_schedules(params, num_cases=params.num_faults)
+    detection = mesh_results.detection(cases, played)
+    real = _real_faults(params, run_dir / "faults", outcome, progress) if params.num_real_faults else None
+    dumps = run_dir / "p0" / "flight"
+    recorder = mesh_results.recorder_facts(analyze_flight_recorder([dumps])) if dumps.is_dir() else None
+    refusals = {row["refusal"] for row in of_kind(first, "slow_link")}
+    timed, samples = mesh_results.timing(processes, params.mappings, ("TP", "PP", "DP"))
+    slow, slow_samples = mesh_results.timing(processes[:1], params.mappings, ("TP", "PP", "DP"), kind="slow_phase",
+                                             prefix="slow_")
+    twin, twin_samples = mesh_results.twin(processes)
+    outcome.notes += _notes(params, refusals)
+    outcome.oracles += mesh_oracles.mesh_oracles(
+        first, predicted, detection=detection, real=real, recorder=recorder, is_cuda=params.device == "cuda",
+        slow=slow, num_ranks=params.world_size)
+    outcome.samples |= samples | slow_samples | twin_samples
+    outcome.results |= timed | slow | twin | _structure(params, first, outcome.oracles, real)
+    outcome.results |= {"faults": detection, "real_faults": real, "recorder": recorder,
+                        "slow_link_refusal": next(iter(refusals - {None}), None)}
+    if len(slow.get("slow_serial", {})) == 2:
+        local, cross = (slow["slow_serial"][mapping] for mapping in ("tp_local", "tp_cross"))
+        outcome.results["mapping_is_critical_path"] = cross["p10"] > local["p90"]
+    elif params.device == "cuda" and len(timed.get("serial", {})) == 2:
+        local, cross = (timed["serial"][mapping] for mapping in ("tp_local", "tp_cross"))
+        outcome.results["mapping_is_critical_path"] = cross["p10"] > local["p90"]
+
+
+def _structure(params: Params, rows: list[dict[str, Any]], oracles: list[Oracle],
+               real: dict[str, Any] | None) -> dict[str, Any]:
+    """Results without a time, under the names that the ledger asks for."""
+    from labkit.analyze import mesh_results
+
+    passed = {oracle.name: oracle.passed for oracle in oracles}
+    groups = {mapping: mesh_results.groups_of(rows, mapping) for mapping in params.mappings}
+    ordered, swapped = (mesh_results.order_values(rows, is_swapped=is_swapped) for is_swapped in (False, True))
+    sums_pass = passed["first sum of every group is the closed form"] and passed[
+        "payload after every timed phase is the closed form"]
+    found = {
+        "new_group_order": passed["every rank made all groups in one order"],
+        **{f"map_{mapping.removeprefix('tp_')}": found for mapping, found in groups.items()},
+        "oracle": passed["first sum of every group is the closed form"], "oracle_pass": sums_pass,
+        "order_setup": {"ranks": 2, "shapes_equal": True},
+        "ordered_result": {name: values[0] for name, values in ordered.items()},
+        "swapped_result": {**{name: values[0] for name, values in swapped.items()}, "hang": False},
+        "swapped_by_rank": swapped, "matching": swapped["A"] == swapped["B"] != ordered["A"],
+    }
+    if real is not None:
+        # Silent with equal shapes (the pair, and swaps that real ranks finished), loud with unequal ones.
+        loud = [case["outcome"] for case in real["cases"] if case["kind"] == "wrong_shape"]
+        found["silent_corruption"] = found["matching"] and bool(loud) and "silent" not in loud
+    return found
+
+
+def broken_schedules(params: Params, *, num_cases: int, first_seed: int = 0) -> tuple[list[Any], list[Any]]:
+    """Random faults of each kind in turn, and what playing them gives; the mesh is always 2 x 2 x 2.
+
+    Args:
+        params: gives calls, steps and seed.
+        num_cases: faults.
+        first_seed: added to the seed, to get others.
+
+    Returns: (cases as `collective_schedule.inject_fault`, results of `collective_schedule.play`).
+    """
+    groups = mesh_mapping.mesh_groups(axes=[["TP", 2], ["PP", 2], ["DP", 2]])
+    calls = {"TP": 4, "PP": 1, "DP": 1}
+    schedule = collective_schedule.mesh_schedule(groups=groups, calls=calls, num_steps=params.fault_steps)
+    members = collective_schedule.group_members(groups=groups)
+    kinds = collective_schedule.FAULTS
+    cases = [collective_schedule.inject_fault(
+        schedule=schedule, kind=kinds[i % len(kinds)], seed=1000 * params.seed + first_seed + i)
+        for i in range(num_cases)]
+    return cases, [collective_schedule.play(schedule=case["schedule"], members=members) for case in cases]
+
+
+def _real_faults(params: Params, folder: Path, outcome: Outcome,
+                 progress: Callable[[str], None] | None) -> dict[str, Any]:
+    from labkit.analyze.mesh_results import real_faults
+
+    cases, played = broken_schedules(params, num_cases=params.num_real_faults, first_seed=500)
+    groups = mesh_mapping.mesh_groups(axes=[["TP", 2], ["PP", 2], ["DP", 2]])
+    folder.mkdir()
+    write_json(folder / "params.json", {
+        "cases": [{"schedule": case["schedule"], "members": collective_schedule.group_members(groups=groups)}
+                  for case in cases],
+        "call_timeout_s": params.call_timeout_s, "num_at_once": 4,
+        "case_deadline_s": 20 + 4 * params.call_timeout_s})
+    outcome.argv.append(launch_worker("order_faults", run_dir=folder, timeout_s=params.timeout_s,
+                                      progress=_passer(progress, "faults")).argv)
+    return real_faults(folder, cases, played)
+
+
+def _launch(params: Params, folder: Path, predicted: dict[str, Any], *, index: int,
+            progress: Callable[[str], None] | None) -> list[str]:
+    """One fresh launch; mappings are rotated so that none is always the first."""
+    order = list(params.mappings)
+    shift = index % len(order)
+    folder.mkdir()
+    write_json(folder / "params.json", {
+        **plain_params(params), "calls": params.calls, "groups": predicted["groups"], "is_checked": index == 0,
+        "mapping_order": order[shift:] + order[:shift], "missing_timeout_s": 1.0})
+    env = {"TORCH_FR_BUFFER_SIZE": "4000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "4000"}
+    if params.device == "cuda":
+        env["NCCL_NVLS_ENABLE"] = "0"  # multicast needs rights that containers often lack
+    return launch_torchrun("mesh_groups", run_dir=folder, num_procs=params.world_size, timeout_s=params.timeout_s,
+                           env=env, progress=_passer(progress, f"process {index + 1}/{params.num_processes}")).argv
+
+
+def _passer(progress: Callable[[str], None] | None, name: str) -> Callable[[str], None]:
+    def pass_on(line: str) -> None:
+        if progress is not None and (found := re.search(r"progress: (.*)", line)):
+            progress(f"{name}: {found.group(1)}")
+
+    return pass_on
+
+
+def _notes(params: Params, refusals: set[str | None]) -> list[str]:
+    """What a reader of the record has to know."""
+    notes = []
+    if params.device == "cpu":
+        notes.append("ranks share the CPU's cores and memory: without the slow wire all links are one class, and times "
+                     "of the two mappings say nothing about links")
+        told = next(iter(refusals - {None}), None)
+        if params.slow_link_mbit_per_s:
+            notes.append(f"two link classes: predicted only, this machine refuses ({told})" if told else
+                         f"two link classes: loopback inside each half of the ranks, a wire shaped to "
+                         f"{params.slow_link_mbit_per_s:g} Mbit/s between the halves")
+    elif params.world_size < 8:
+        notes.append(f"{params.world_size} GPUs with one link class: sums, order and recorder are shown; a mapping "
+                     "cannot be")
+    return notes
+
+
+def load(run_id: str, *, expect: Params | None = None) -> RunRecord:
+    """A recorded run, local or committed; "" takes the newest good one. Raises RecordError as `conduct.load_run`."""
+    return load_run(SLUG, run_id, expect=expect)
+
+
+def recorded() -> list[RunRecord]:
+    """Committed good runs, the newest of each hardware and preset."""
+    return newest_records(SLUG)
+
+
+def check(record: RunRecord) -> pd.DataFrame:
+    """The oracles of a run. Raises: RecordError naming the failed ones, or what else went wrong."""
+    return oracle_table(record)
+
+
+def table(record: RunRecord) -> pd.DataFrame:
+    """One row a mapping and phase; columns as in `labkit.analyze.mesh_tables.phases_frame`."""
+    from labkit.analyze.mesh_tables import phases_frame
+
+    return phases_frame(record)
+
+
+def reported() -> dict[str, dict[str, float]]:
+    """Figures of the 8x V100 report as the ledger has them: result -> mapping -> ms."""
+    from labkit.claims import get_claim
+
+    return {result: dict(get_claim(claim).value) for result, claim in REPORTED.items()}
+
+
+def figures(record: RunRecord) -> dict[str, go.Figure]:
+    """mapping_search, detectors, report_phases, and where there is data slow_phases."""
+    from labkit.plots.mesh import mesh_figures
+
+    return mesh_figures(record, reported=reported(),
+                        caption=f"{record.hardware_tag}, run {record.run_id}, {record.created_utc[:10]}")
+
+
+def compare(records: list[RunRecord]) -> pd.DataFrame:
+    """Prediction, runs and report side by side; columns as in `labkit.analyze.mesh_tables.comparison`."""
+    from labkit.analyze.mesh_tables import comparison
+
+    return comparison(records, reported=reported())
