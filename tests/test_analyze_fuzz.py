@@ -15,7 +15,8 @@ from labkit.analyze.kinds import KINDS, UnreadableInput
 
 FORMATS = Path(__file__).parent / "data" / "formats"
 CASES = yaml.safe_load((FORMATS / "expected.yaml").read_text(encoding="utf-8"))["cases"]
-FILES = [(case["kind"], FORMATS / case["file"]) for case in CASES if not case["file"].endswith("/")]
+SINGLE = [case for case in CASES if isinstance(case["file"], str) and not case["file"].endswith("/")]
+FILES = [(case["kind"], FORMATS / case["file"]) for case in SINGLE]
 ROUNDS = int(os.environ.get("LABKIT_FUZZ_ROUNDS", "40"))
 ODD_VALUES = [None, True, -1, 0, 1e308, -1e308, float("nan"), float("inf"), 10**30, "", "x", "7", "stream 9", "\ud800",
               [], [1], {}, {"a": 1}, [[]], "2026-11-29", -(2**63), 2**64, 1e-320, "1e999999", "nan"]  # fmt: skip

@@ -17,30 +17,6 @@ from labkit.analyze.kinds import UnreadableInput
 from labkit.analyze.nccl_log import parse_log
 from labkit.records import write_atomic
 
-UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-
-
-def size_label(size_bytes: int) -> str:
-    """A size as the tables name it.
-
-    >>> size_label(65536), size_label(2**20), size_label(1000)
-    ('64 KiB', '1 MiB', '1000 B')
-    """
-    for factor, unit in UNITS:
-        if size_bytes >= factor and size_bytes % (factor // 4) == 0:
-            return f"{size_bytes / factor:g} {unit}"
-    return f"{size_bytes} B"
-
-
-def label_bytes(label: str) -> int:
-    """Bytes of a label of `size_label`.
-
-    >>> label_bytes("64 KiB"), label_bytes("1000 B")
-    (65536, 1000)
-    """
-    number, unit = label.split()
-    return round(float(number) * dict((name, factor) for factor, name in UNITS).get(unit, 1))
-
 
 @dataclass(kw_only=True)
 class Cell:

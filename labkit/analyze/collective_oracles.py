@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from labkit.analyze.collective_files import Cell, size_label
-from labkit.calc.collective_fit import total_wire_bytes
+from labkit.analyze.collective_files import Cell
+from labkit.calc.collective_fit import size_label, total_wire_bytes
 from labkit.records import Oracle
 
 LARGE_BYTES = 2**20

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from labkit.analyze.collective_files import Cell, size_label
-from labkit.calc.collective_fit import crossover_bytes, hold_out
+from labkit.analyze.collective_files import Cell
+from labkit.calc.collective_fit import crossover_bytes, hold_out, size_label
 from labkit.calc.collectives import busbw_factor
 from labkit.records import quantity
 
@@ -125,7 +125,7 @@ def crossovers(fitted: Mapping[str, Mapping[str, float]]) -> dict[str, float | N
 
 
 def logged(cells: Mapping[str, Cell]) -> dict[str, Any]:
-    """What the library said of itself: its own choice by size, the forced pairs, channels, paths, version, cost model."""
+    """What the library logged: its own choice by size, the forced pairs, channels, paths, version and cost model."""
     logs = {case_of(cell.name): cell.log for cell in cells.values() if cell.name.startswith("log-") and cell.log}
     channel_logs = {case_of(cell.name): cell.log for cell in cells.values()
                     if cell.log and case_of(cell.name).startswith("ch") and cell.log["choices"]}

@@ -318,11 +318,11 @@ def samples(lines: Lines) -> dict[str, Any]:
     for mode in dict.fromkeys(line["mode"] for line in of_kind(lines, "timing")):
         for case, by_rows in times(lines, mode).items():
             for rows, parts in by_rows.items():
-                values = [[float(f"{ms:.4g}") for ms in part] for part in parts]
-                out[f"{mode} {case} {rows}"] = {"unit": "ms", "values": values}
+                values = [[float(f"{1e3 * ms:.4g}") for ms in part] for part in parts]
+                out[f"{mode} {case} {rows}"] = {"unit": "us", "values": values}
     for what in dict.fromkeys(line["what"] for line in of_kind(lines, "ceiling")):
         seen = of_kind(lines, "ceiling", what=what)
-        out[f"ceiling {what}"] = {"unit": "ms", "values": [
-            [ms for line in seen if line["process"] == p for ms in line["ms"]]
+        out[f"ceiling {what}"] = {"unit": "us", "values": [
+            [float(f"{1e3 * ms:.4g}") for line in seen if line["process"] == p for ms in line["ms"]]
             for p in sorted({line["process"] for line in seen})]}  # fmt: skip
     return out

@@ -61,8 +61,10 @@ def wrong_in_phases(rows: Rows) -> tuple[int, int]:
 
 
 def phase_ms(processes: Sequence[Rows], mapping: str, phase: str, *, kind: str = "phase") -> list[list[float]]:
-    """Time of each sample, [process][sample], ms: the slowest rank's own, or over the slow wire (one host, one clock)
-    from the first rank's start to the last one's end."""
+    """Time of each sample, [process][sample], ms: the slowest rank's own.
+
+    Over the slow wire it is from the first rank's start to the last one's end: one host has one clock.
+    """
     found = []
     for rows in processes:
         by_index: dict[int, list[tuple[float, float]]] = {}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.analyze.rmsnorm import Lines, of_kind, wrong_counts
+from labkit.analyze.rmsnorm_grad_oracles import gradient_oracles
 from labkit.records import Oracle
 
 _COUNTED = {
@@ -35,6 +36,7 @@ def oracles(params: Mapping[str, Any], lines: Lines, results: Mapping[str, Any])
         _equal("processes_ended", "processes, on each GPU, that reached their end", num_ranks,
                len(of_kind(lines, "done"))),
     ]  # fmt: skip
+    found += gradient_oracles(params, lines, results)
     if params["device"] == "cpu":
         return found
     seen = of_kind(lines, "recheck", what="fast", passed=True)

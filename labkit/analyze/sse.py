@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from labkit.analyze.kinds import clean_text
+
 DONE = "[DONE]"
 
 
@@ -64,6 +66,8 @@ def read_stream(text: str) -> dict[str, Any]:
         else:
             _take(chunk, found)
     found["error"] = found["error"] or _missing(found, text)
+    for name in ("error", "text", "reasoning_text", "finish_reason"):
+        found[name] = None if found[name] is None else clean_text(found[name])
     return {**found, "success": found["error"] is None}
 
 

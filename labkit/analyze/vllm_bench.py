@@ -6,6 +6,8 @@ import json
 import math
 from typing import Any
 
+from labkit.analyze.kinds import clean_text
+
 _PLACES = ("first", "second", "third")
 _KEPT = ("date", "backend", "model_id", "num_prompts", "request_rate", "burstiness", "max_concurrency", "duration",
          "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput", "output_throughput",
@@ -98,6 +100,8 @@ def _finite(value: Any) -> Any:
     """Numbers as they are; infinity and NaN, written as numbers or as text, are None."""
     if isinstance(value, str) and value.strip().lower().lstrip("+-") in ("inf", "infinity", "nan"):
         return None
+    if isinstance(value, str | list | dict):  # a text that no encoder takes, or what is no figure
+        return clean_text(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
