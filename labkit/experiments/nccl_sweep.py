@@ -20,7 +20,7 @@ from labkit.analyze import collective_pairs as pairs
 from labkit.analyze import collective_results as found
 from labkit.analyze.collective_oracles import sweep_oracles
 from labkit.calc.collective_choice import ring_tree_crossover_bytes
-from labkit.calc.collective_fit import size_grid, total_wire_bytes
+from labkit.calc.collective_fit import size_grid, size_label, total_wire_bytes
 from labkit.calc.collective_plan import forced_env, parse_pairs, plan_cells
 from labkit.calc.collectives import busbw_factor, num_steps
 from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table
@@ -143,7 +143,7 @@ def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[
         bytes of all ranks together}}, num_steps {Ring, Tree}, ring_tree_crossover_bytes (for two ranks 0 whatever the
         latency; else None, it needs one), floor_us {size: all-reduce at one direction of the link}.
     """
-    n, labels = params.world_size, {size: files.size_label(size) for size in params.sizes_bytes}
+    n, labels = params.world_size, {size: size_label(size) for size in params.sizes_bytes}
     link = _link_bytes_per_s(hardware)
     return {
         "num_cells": len(planned_cells(params)), "combinations": list(params.combos), "sizes": list(labels.values()),
