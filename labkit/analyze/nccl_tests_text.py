@@ -18,7 +18,7 @@ from labkit.analyze.smi import plain_text
 
 _PREFIX = re.compile(  # mpirun --tag-output (also with time stamps), srun --label, kubectl logs --timestamps, compose
     r"^(?:\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d)? |(?:[A-Z][a-z]{2} ){2}[\d :]+(?=\[)"
-    r"|\[(?:[\w.-]+:)?\d+,\d+\](?:<std(?:out|err|diag)>)?: ?|\s{0,6}\d+: |[\w.-]+\s+\| )")
+    r"|\[(?:[^\]\s]+[:@])?\d+,\d+\](?:<std(?:out|err|diag)>)?: ?|\s{0,6}\d+: |[\w.-]+\s+\| )")
 _LIBRARY_LINE = re.compile(
     r"[A-Za-z][\w.-]*:\d+:\d+ (?:\[\d+\] )?(?:N|R)CCL |\[\d{4}-\d\d-\d\d [\d:.]+\] [\w.-]+:\d+:\d+ ")
 _CONFIG = re.compile(r"#\s*nThreads?:? (\d+)\s+nGpus:? (\d+)\s+min[Bb]ytes:? (\d+)\s+max[Bb]ytes:? (\d+)")

@@ -18,7 +18,7 @@ from labkit.paths import ROOT, runs_root
 
 _ANY_HOME = re.compile(r"(?<![\w.-])/(?:home|Users)/[^/\s'\":,;]+")
 _SECRET_NAME = re.compile(
-    r"(?:^|_|API|ACCESS|PRIVATE|SECRET)KEYS?(?:_|$|\d)|KEY_?ID|TOKENS?(?:_|$|\d)|SECRET|PASSW|PASSPHRASE|(?:^|_)P(?:AS|W)D$"
+    r"(?:^|_|API|ACCESS|PRIVATE|SECRET)KEYS?(?:_|$|\d)|KEY_?ID|TOKENS?(?:_|$|\d)|SECRET|PASSW|PASSPHRASE|_P(?:AS|W)D$"
     r"|CREDENTIAL|COOKIE|SIGNATURE|WEBHOOK|(?:^|_)AUTH(?!OR)(?!\w*SOCK)|(?:^|_)(?:DSN|JWT|PAT)$", re.IGNORECASE)
 _SECRET_VALUE = re.compile(
     r"\b(?:hf|sk|pk|gh[opsu]|github_pat|glpat|xox[abp]|AKIA|ASIA)[_-]?[A-Za-z0-9_-]{12,}|://[^/\s:@]*:[^/\s@]+@"
