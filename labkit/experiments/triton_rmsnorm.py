@@ -8,36 +8,24 @@ parameters -> prediction -> `rmsnorm_bench`, once for each fresh process -> reco
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import machine
 from labkit.analyze import rmsnorm as analyze
 from labkit.analyze import rmsnorm_oracles as oracles
+from labkit.analyze import rmsnorm_parts as parts
 from labkit.analyze import rmsnorm_times as times
 from labkit.calc import rmsnorm as calc
+from labkit.conduct import Outcome, conduct, load_run, oracle_table, plain_params
 from labkit.hardware import HardwareProfile, load_profile, match_profile
-from labkit.launch.process import LaunchError, launch_worker
+from labkit.launch.process import launch_worker
 from labkit.launch.torchrun import launch_torchrun
-from labkit.paths import RECORDS, runs_root
 from labkit.presets import UsageError
-from labkit.provenance import collect
-from labkit.records import (
-    RecordError,
-    RunRecord,
-    describe_artifacts,
-    list_runs,
-    load_record,
-    new_run_id,
-    open_run_dir,
-    publish,
-    utc_now,
-    write_json,
-)
+from labkit.records import RecordError, RunRecord, list_runs, load_record, write_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,7 +35,8 @@ SLUG = "triton_rmsnorm"
 TITLE = "RMSNorm in Triton: correct, and as fast as a copy"
 NEEDS = "smoke, cpu: any CPU (interpreter, correctness only); gpu1, gpu2, gpu8: 1, 2, 8 CUDA GPUs"
 REPORT_SHAPES = ("1024x768", "1024x4096", "1024x8192", "8192x768", "8192x4096", "8192x8192")
-_SHAPE = re.compile(r"([1-9]\d{0,6})x([1-9]\d{0,5})( bf16)?")
+_SHAPE = re.compile(r"([1-9]\d{0,6})x([1-9]\d{0,6})( bf16| fp32)?")
+_LISTS = ("backward_shapes", "wide_shapes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +46,17 @@ class Params:
     shapes: tuple[str, ...] = REPORT_SHAPES
     """`rowsxhidden`, fp16 as in the report, or `rowsxhidden bf16`."""
     compile_shapes: tuple[str, ...] = ()
-    """Shapes for which `F.rms_norm` is also compiled afresh; must be in `shapes`."""
+    """Shapes of any list for which `F.rms_norm` is also compiled afresh, with its backward pass."""
+    backward_shapes: tuple[str, ...] = ()
+    """Shapes whose gradients are checked, every row, and on a GPU timed."""
+    wide_shapes: tuple[str, ...] = ()
+    """Shapes of long rows for the two-pass kernels, timed on a GPU, forward and backward."""
+    cache_shapes: tuple[str, ...] = ()
+    """Of `backward_shapes`: tuned by the first process, which leaves the winner in the shape cache for the others."""
+    widths: tuple[int, ...] = ()
+    """Row lengths whose gradients are checked in every dtype; with none, no gradient is checked."""
+    wide_widths: tuple[int, ...] = ()
+    """Row lengths past one program's limit, checked forward and backward in two passes."""
     device: str = "cpu"
     """`cpu`: Triton's interpreter, nothing is timed. `cuda`: a GPU."""
     max_rows: int = 0
@@ -78,13 +77,23 @@ class Params:
     def __post_init__(self) -> None:
         if not self.shapes:
             raise ValueError("shapes=(): expected at least one shape like '1024x768'")
-        for text in self.shapes:
-            if not isinstance(text, str) or not _SHAPE.fullmatch(text):
-                raise ValueError(f"shapes: {text!r}: expected rows x hidden like '1024x768' or '1024x768 bf16'")
-        if len(set(self.shapes)) < len(self.shapes):
-            raise ValueError("shapes: expected each shape once")
-        if unknown := sorted(set(self.compile_shapes) - set(self.shapes)):
-            raise ValueError(f"compile_shapes: {unknown[0]!r}: expected one of shapes")
+        for name in ("shapes", *_LISTS):
+            for text in getattr(self, name):
+                if not isinstance(text, str) or not _SHAPE.fullmatch(text):
+                    raise ValueError(f"{name}: {text!r}: expected rows x hidden like '1024x768' or '1024x768 bf16'")
+            if len(set(getattr(self, name))) < len(getattr(self, name)):
+                raise ValueError(f"{name}: expected each shape once")
+        known = {"compile_shapes": {*self.shapes, *self.backward_shapes, *self.wide_shapes},
+                 "cache_shapes": {*self.backward_shapes}}  # fmt: skip
+        for name, allowed in known.items():
+            if unknown := sorted(set(getattr(self, name)) - allowed):
+                raise ValueError(f"{name}: {unknown[0]!r}: expected a shape of the lists that are timed")
+        for name in ("widths", "wide_widths"):
+            for width in getattr(self, name):
+                if not isinstance(width, int) or isinstance(width, bool) or not 1 <= width <= 2**20:
+                    raise ValueError(f"{name}: {width!r}: expected row lengths from 1 to 1048576")
+        if not self.widths and (self.wide_widths or self.backward_shapes or self.wide_shapes):
+            raise ValueError("widths=(): expected row lengths; no gradient is timed that was not checked")
         if self.device not in ("cpu", "cuda"):
             raise ValueError(f"device={self.device!r}: expected cpu or cuda")
         for name, least in (("max_rows", 0), ("num_processes", 1), ("num_gpus", 1), ("rounds", 1), ("seed", 0)):
@@ -94,16 +103,23 @@ class Params:
         for name in ("launch_floor_us", "eps", "timeout_s"):
             if not isinstance(getattr(self, name), int | float) or not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected a positive number")
-        if self.device == "cpu" and (self.num_gpus > 1 or self.compile_shapes):
-            raise ValueError("device='cpu': expected num_gpus=1 and no compile_shapes, nothing is timed there")
+        if self.device == "cpu" and (self.num_gpus > 1 or self.compile_shapes or self.wide_shapes or self.cache_shapes):
+            raise ValueError("device='cpu': expected num_gpus=1 and no compile_shapes, wide_shapes or cache_shapes: "
+                             "nothing is timed there")  # fmt: skip
         if self.device == "cuda" and self.max_rows:
             raise ValueError(f"max_rows={self.max_rows}: expected 0 on a GPU, which checks every row")
 
 
-def sizes(params: Params) -> dict[str, tuple[int, int, int]]:
+def sizes(shapes: tuple[str, ...]) -> dict[str, tuple[int, int, int]]:
     """Shape text -> rows, hidden, bytes per element."""
-    found = {text: _SHAPE.fullmatch(text) for text in params.shapes}
-    return {text: (int(m[1]), int(m[2]), 2) for text, m in found.items() if m}
+    found = {text: _SHAPE.fullmatch(text) for text in shapes}
+    return {text: (int(m[1]), int(m[2]), 4 if m[3] == " fp32" else 2) for text, m in found.items() if m}
+
+
+def structure(params: Params) -> dict[str, Any]:
+    """What the shapes fix without a run; see `rmsnorm.structure` and `rmsnorm_parts.structure`."""
+    return {**analyze.structure(sizes(params.shapes)),
+            **parts.structure(sizes(params.backward_shapes), sizes(params.wide_shapes))}  # fmt: skip
 
 
 def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[str, Any]:
@@ -113,15 +129,16 @@ def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[
         params: shapes and the launch floor.
         hardware: profile of the GPU; if not given, that of this machine's GPU when `device` is cuda.
 
-    Returns: min_bytes by shape, block_size and masked_lane_pct by hidden size, kernels_per_call; with a profile also
-    `hardware` and `time_ms` by ceiling and shape: launch floor + minimum bytes / bandwidth, for the datasheet's
+    Returns: min_bytes by shape, block_size and masked_lane_pct by hidden size, kernels_per_call; the same bytes of the
+    backward pass and of two passes, where shapes ask for them; with a profile also `hardware`, and `time_ms` by ceiling
+    and shape (`part_time_ms` by ceiling, part and shape): launch floor + bytes / bandwidth, for the datasheet's
     bandwidth and for the copy measured on such a GPU.
     """
     if hardware is None and params.device == "cuda":
         gpus = machine.detect().gpus
         name = match_profile(gpus[0].name) if gpus else None
         hardware = load_profile(name) if name else None
-    out = {**analyze.structure(sizes(params)), "kernels_per_call": 1}
+    out = {**structure(params), "kernels_per_call": 1}
     if hardware is None:
         return out
     floor_s = params.launch_floor_us * 1e-6
@@ -132,7 +149,11 @@ def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[
         }
         for name, rate in ceilings(hardware).items() if rate
     }  # fmt: skip
-    return {**out, "hardware": hardware.name, "launch_floor_ms": floor_s * 1e3, "time_ms": predicted}
+    out |= {"hardware": hardware.name, "launch_floor_ms": floor_s * 1e3, "time_ms": predicted}
+    if params.backward_shapes or params.wide_shapes:
+        out["part_time_ms"] = {name: parts.predicted_ms(out, bytes_per_s=rate, launch_floor_s=floor_s)
+                               for name, rate in ceilings(hardware).items() if rate}  # fmt: skip
+    return out
 
 
 def ceilings(hardware: HardwareProfile | None) -> dict[str, float | None]:
@@ -155,65 +176,58 @@ def run(
     if params.device == "cuda" and here.num_gpus < params.num_gpus:
         raise UsageError(f"{SLUG}: num_gpus={params.num_gpus} with device='cuda', but this machine has "
                          f"{here.num_gpus} GPUs; on a CPU use --preset smoke or cpu")  # fmt: skip
-    plain = json.loads(json.dumps(asdict(params)))
-    run_id = run_id or new_run_id(plain, hardware_tag=here.tag)
-    run_dir = open_run_dir(SLUG, run_id, params=plain)
-    created = utc_now()
-    prediction = {"created_utc": created, "values": predict(params)}
-    write_json(run_dir / "prediction.json", prediction)
-    argvs, failure = _measure(params, plain, run_dir, progress)
-    lines = analyze.read_lines(run_dir)
-    hardware = prediction["values"].get("hardware")
-    results = _results(params, lines, load_profile(hardware) if hardware else None)
-    checked = oracles.oracles(plain, lines, results)
-    record = RunRecord(
-        experiment=SLUG, run_id=run_id, preset=preset, created_utc=created, finished_utc=utc_now(), params=plain,
-        status="ok" if failure is None and all(o.passed for o in checked) else "failed", argv=argvs,
-        environment=collect(argvs[-1] if argvs else (), run_dir=run_dir), prediction=prediction, results=results,
-        samples=analyze.all_samples(lines), oracles=checked, failure=failure,
-        artifacts=describe_artifacts(run_dir, _artifacts(run_dir)), notes=oracles.notes(plain, lines),
+    return conduct(
+        SLUG, params, preset=preset, run_id=run_id, predict=lambda: predict(params),
+        measure=lambda run_dir, predicted, outcome: _measure(params, run_dir, predicted, outcome, progress),
     )  # fmt: skip
-    publish(record, run_dir)
-    return record
 
 
 def _measure(
-    params: Params, plain: dict[str, Any], run_dir: Path, progress: Callable[[str], None] | None
-) -> tuple[list[list[str]], dict[str, Any] | None]:
-    """Launch each process; returns the commands and, of the first that fails, the failure."""
-    argvs = []
-    # One small kernel is compiled a shape: starting a pool of compilers would take longer than the compilation.
-    env = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    params: Params, run_dir: Path, predicted: dict[str, Any], outcome: Outcome, progress: Callable[[str], None] | None
+) -> None:
+    try:
+        _launch(params, run_dir, outcome, progress)
+    finally:  # a process that fails leaves what the others measured
+        _read(params, run_dir, predicted, outcome)
+
+
+def _launch(params: Params, run_dir: Path, outcome: Outcome, progress: Callable[[str], None] | None) -> None:
+    """Each process in turn; all share one shape cache."""
+    env = {
+        # One small kernel is compiled a shape: starting a pool of compilers would take longer than the compilation.
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "LABKIT_CACHE_DIR": str(run_dir / "cache"),
+    }
     for process in range(params.num_processes):
         if progress:
             progress(f"process {process + 1} of {params.num_processes}")
         folder = run_dir / f"p{process}"
         folder.mkdir()
-        write_json(folder / "params.json", {**plain, "mode": "bench", "process": process})
-        try:
-            if params.num_gpus > 1:
-                done = launch_torchrun("rmsnorm_bench", run_dir=folder, num_procs=params.num_gpus,
-                                       timeout_s=params.timeout_s, env=env, progress=progress)  # fmt: skip
-            else:
-                done = launch_worker("rmsnorm_bench", run_dir=folder, timeout_s=params.timeout_s, env=env,
-                                     progress=progress)  # fmt: skip
-        except LaunchError as error:
-            return argvs, {"message": f"process {process}: {error}", "process": process, "rank": error.rank,
-                           "exitcode": error.exitcode, "timed_out": error.timed_out}  # fmt: skip
-        argvs.append(done.argv)
-    return argvs, None
+        write_json(folder / "params.json", {**plain_params(params), "mode": "bench", "process": process})
+        common = {"run_dir": folder, "timeout_s": params.timeout_s, "env": env, "progress": progress}
+        if params.num_gpus > 1:
+            done = launch_torchrun("rmsnorm_bench", num_procs=params.num_gpus, **common)
+        else:
+            done = launch_worker("rmsnorm_bench", **common)
+        outcome.argv.append(done.argv)
 
 
-def _artifacts(run_dir: Path) -> list[str]:
-    found = [run_dir / "params.json", run_dir / "prediction.json"]
-    found += [path for pattern in ("p*/*.jsonl", "p*/*.json", "p*/log.txt") for path in run_dir.glob(pattern)]
-    return [path.relative_to(run_dir).as_posix() for path in found]
+def _read(params: Params, run_dir: Path, predicted: dict[str, Any], outcome: Outcome) -> None:
+    """Fill results, samples, oracles and notes from what the processes wrote."""
+    plain, lines = plain_params(params), analyze.read_lines(run_dir)
+    hardware = predicted.get("hardware")
+    outcome.results = _results(params, lines, load_profile(hardware) if hardware else None, predicted)
+    outcome.samples = {**analyze.all_samples(lines), **parts.part_samples(lines)}
+    outcome.oracles = oracles.oracles(plain, lines, outcome.results)
+    outcome.notes = oracles.notes(plain, lines)
 
 
-def _results(params: Params, lines: analyze.Lines, hardware: HardwareProfile | None) -> dict[str, Any]:
-    fixed = analyze.structure(sizes(params))
+def _results(
+    params: Params, lines: analyze.Lines, hardware: HardwareProfile | None, predicted: dict[str, Any]
+) -> dict[str, Any]:
+    fixed = structure(params)
     moved = fixed["min_bytes"]
-    out = {**fixed, **analyze.errors(lines, params.shapes)}
+    out = {**fixed, **analyze.errors(lines, params.shapes), **parts.gradient_errors(lines, params.backward_shapes)}
     if params.device == "cpu":
         return out
     out |= times.timing_results(lines, params.shapes, moved)
@@ -221,23 +235,15 @@ def _results(params: Params, lines: analyze.Lines, hardware: HardwareProfile | N
     out["residual_pct"] = times.residuals(out, moved, floor_ms=floor_ms, ceilings=ceilings(hardware))
     if hardware and (rate := hardware.value("memory_bandwidth_bytes_per_s")):
         out["datasheet_gb_per_s"] = rate / 1e9
+    out |= parts.part_results(lines, fixed)
+    if found := parts.residuals(out, predicted.get("part_time_ms", {})):
+        out["part_residual_pct"] = found
     return {**out, **times.card_spread(lines, params.shapes)}
 
 
 def load(run_id: str, *, expect: Params | None = None) -> RunRecord:
-    """A recorded run, local or committed.
-
-    Raises: RecordError if there is none, it is changed or incomplete, or its parameters are not those of `expect`.
-    """
-    found = [root / SLUG / run_id for root in (runs_root(), RECORDS) if run_id and (root / SLUG / run_id).is_dir()]
-    if not found:
-        raise RecordError(f"run_id={run_id!r}: {SLUG} has no such run")
-    record = load_record(found[0])
-    wanted = None if expect is None else json.loads(json.dumps(asdict(expect)))
-    if wanted is not None and wanted != record.params:
-        odd = sorted(k for k in {*wanted, *record.params} if wanted.get(k) != record.params.get(k))
-        raise RecordError(f"run_id={run_id!r}: recorded with other parameters ({', '.join(odd)})")
-    return record
+    """A recorded run, local or committed; see `labkit.conduct.load_run`."""
+    return load_run(SLUG, run_id, expect=expect)
 
 
 def recorded() -> list[RunRecord]:
@@ -265,14 +271,7 @@ def check(record: RunRecord) -> pd.DataFrame:
 
     Raises: RecordError naming the oracles that failed, or the failure of the launch.
     """
-    import pandas as pd
-
-    if record.failure:
-        raise RecordError(f"run {record.run_id} failed: {record.failure['message']}")
-    if failed := [oracle for oracle in record.oracles if not oracle.passed]:
-        told = "; ".join(f"{o.name}: expected {o.expected}, seen {o.seen} ({o.detail})" for o in failed)
-        raise RecordError(f"run {record.run_id}: {told}")
-    return pd.DataFrame([asdict(oracle) for oracle in record.oracles]).drop(columns="tolerance")
+    return oracle_table(record).drop(columns="tolerance")
 
 
 def figures(record: RunRecord) -> dict[str, go.Figure]:
