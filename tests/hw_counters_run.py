@@ -35,7 +35,8 @@ def counters(spec, mode, *, kept_share=0.5):
     return {
         "dram_read_bytes": read, "dram_write_bytes": write - kept, "l2_hit_pct": 51.0, "l2_read_sectors": read // 32,
         "l2_write_sectors": write // 32, "time_ns": 2000 + (read + write) // 4000,
-        "achieved_occupancy_pct": 0.9 * bound, "theoretical_occupancy_pct": bound, "registers": registers, "shared_static_bytes": shared,
+        "achieved_occupancy_pct": 0.9 * bound, "theoretical_occupancy_pct": bound, "registers": registers,
+        "shared_static_bytes": shared,
         "shared_dynamic_bytes": 0, "l1_hit_pct": 0.0, "sm_throughput_pct": 20.0, "dram_throughput_pct": 85.0,
         "tensor_pipe_pct": 90.0 if is_gemm else 0.0, "tensor_instructions": 4096 if is_gemm else 0,
         "gmma_instructions": 4096 if is_gemm else 0, "hmma_instructions": 0,

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from labkit.analyze.hw_counters import calls_of, parts
+from labkit.analyze.hw_counters import calls_of, one_call, parts
 from labkit.analyze.hw_counters_oracles import replay
 from labkit.analyze.hw_counters_plan import workloads
+from labkit.analyze.hw_counters_results import values_of
 from labkit.experiments import hw_counters as exp
 from labkit.hardware import load_profile
 from labkit.launch.ncu import NcuOutput
@@ -210,11 +211,26 @@ def test_a_table_that_lost_a_marker_ends_the_run_in_one_line(gpu):
             stream.write('{"kind": "profiled", "name": "one more", "calls": 1}\n')
 
     record = gpu(change=None, lines=None, after_count=announce_more)
-    assert record.status == "failed" and "the worker announced 14 workloads" in record.failure["message"]
+    assert record.status == "failed" and "15 markers in the table, the worker announced 16 workloads" in record.failure["message"]
     with pytest.raises(ValueError, match="before the first marker"):
         parts([{"name": "k"}], 0, "p0")
     with pytest.raises(ValueError, match="3 kernels in 2 calls"):
         calls_of([{"name": "k"}] * 3, 2, "p0")
+
+
+def test_kernels_of_one_call_are_added():
+    kernels = [{"name": name, "block": [64, 1, 1], "grid": [2, 1, 1], "metrics": {
+        "dram__bytes_read.sum": 10.0 * size, "dram__bytes_write.sum": 7.0 * size, "gpu__time_duration.sum_ns": 5.0 * size,
+        "sm__warps_active.avg.pct_of_peak_sustained_active": 30.0 * size}} for name, size in (("a", 1), ("b", 2))]  # fmt: skip
+    row = one_call(kernels)
+    assert (row["dram_read_bytes"], row["dram_write_bytes"], row["time_ns"]) == (30.0, 21.0, 15.0)
+    assert row["achieved_occupancy_pct"] == 60.0 and row["kernels"] == ["a", "b"]  # of the longer one
+
+
+def test_the_last_warm_call_counts():
+    rows = [{"workload": "w", "mode": "warm", "process": p, "call": c, "x": 10 * p + c} for p in (0, 1) for c in (0, 1, 2)]
+    assert values_of(rows, "x", "w", "warm", last_only=True) == [[2], [12]]
+    assert values_of(rows, "x", "w", "warm") == [[0, 1, 2], [10, 11, 12]]
 
 
 def test_a_record_is_read_again_on_a_machine_without_a_gpu(gpu, tmp_path, monkeypatch):
