@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit.calc._require import require_choice, require_int
 from labkit.calc.ddp import initial_buckets, rebuilt_buckets
-from labkit.calc.ring_order import num_reordered
+from labkit.calc.ring_order import num_reordered, ring_ranks, sum_spans
 
 CONTROLS: dict[str, dict[str, Any]] = {
     "fused AdamW": {"is_fused": True},
@@ -99,6 +99,33 @@ def reordered_elements(*, world_size: int, hidden: int = 1024, inner: int = 2048
         fresh = later if settings.get("num_warm_passes") else bucket_names(
             control=control, stage="initial", hidden=hidden, inner=inner)
         found[control] = num_reordered(parameters=parameters, first=fresh, second=later, world_size=world_size)
+    return found
+
+
+def sum_order(*, control: str, world_size: int, hidden: int = 1024, inner: int = 2048
+              ) -> dict[str, list[dict[str, Any]]]:
+    """In which order a ring adds up the ranks, for each piece of each gradient, before and after the rebuild.
+
+    Args:
+        control: one of CONTROLS.
+        world_size: ranks, >= 2.
+        hidden: as `mlp_parameters`, like `inner`.
+        inner: width between the layers.
+
+    Returns: {"initial", "later": [{"name", "start", "stop", "chunk", "ranks"}]}: elements start to stop of a parameter.
+    Raises: ValueError naming the argument, the value got, what was expected.
+    Assumes: gloo's ring.
+    Source: `labkit.calc.ring_order.sum_spans` and `ring_ranks`.
+
+    >>> [span["ranks"] for span in sum_order(control="single-tensor AdamW", world_size=4)["initial"]][0]
+    [3, 2, 1, 0]
+    """
+    parameters = mlp_parameters(hidden=hidden, inner=inner)
+    found = {}
+    for stage in ("initial", "later"):
+        buckets = bucket_names(control=control, stage=stage, hidden=hidden, inner=inner)
+        spans = sum_spans(parameters=parameters, buckets=buckets, world_size=world_size)
+        found[stage] = [{**span, "ranks": ring_ranks(chunk=span["chunk"], world_size=world_size)} for span in spans]
     return found
 
 

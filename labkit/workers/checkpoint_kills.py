@@ -129,7 +129,8 @@ def run_try(params: dict[str, Any], root: Path, fault: dict[str, Any]) -> dict[s
     """One try, and what is on the disk afterwards.
 
     Returns: fault, "exitcodes", "loaded_steps" and "loaded_models" (by rank, what was loaded at its start),
-        "messages" (of survivors), "newest_good_step" after it, "rejected" (lines), "points" of each rank when counted.
+        "messages" (of survivors), "newest_good_step" after it, "rejected" (lines), "files_left" (in the newest
+        directory), "points" ([what, file] of each step of each rank's writer) when counted.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-", dir=root.parent) as folder:
         scratch = Path(folder)
@@ -139,14 +140,15 @@ def run_try(params: dict[str, Any], root: Path, fault: dict[str, Any]) -> dict[s
         rows = [row for rank in range(params["world_size"]) for row in _read(scratch / f"rank{rank}.jsonl")]
     best, rejected = newest_good(root, world_size=params["world_size"])
     loaded = [row for row in rows if row["kind"] == "loaded"]
+    newest = max((path for path in root.iterdir()), default=root)
     return {
         **fault, "fault": fault["kind"], "exitcodes": codes, "wall_s": wall_s,
         "loaded_steps": [row["step"] for row in loaded], "loaded_models": [row["model_sha"] for row in loaded],
         "messages": {row["rank"]: row["error"] for row in rows if row["kind"] in ("refused", "peer")},
         "newest_good_step": best.step if best else None, "rejected": [report.line() for report in rejected],
-        "points": [[row["what"], row["name"]] for row in rows if row["kind"] == "point"],
-        "num_points": [sum(row["kind"] == "point" and row["rank"] == rank for row in rows)
-                       for rank in range(params["world_size"])],
+        "files_left": {"directory": newest.name, "names": sorted(path.name for path in newest.iterdir())},
+        "points": [[[row["what"], row["name"]] for row in rows if row["kind"] == "point" and row["rank"] == rank]
+                   for rank in range(params["world_size"])],
     }
 
 
@@ -161,10 +163,10 @@ def _read(path: Path) -> Iterator[dict[str, Any]]:
 def plan(params: dict[str, Any], counted: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The faults of a run: kills at every point of every rank, or a sample of them, then disks and a straggler."""
     kills = [{"kind": "kill", "rank": rank, "point": point}
-             for rank, count in enumerate(counted["num_points"]) for point in range(count)]
+             for rank, points in enumerate(counted["points"]) for point in range(len(points))]
     if 0 <= params["num_kills"] < len(kills):
         # The commit point is always tried, just before and just after it.
-        last = counted["num_points"][0] - 1
+        last = len(counted["points"][0]) - 1
         always = [{"kind": "kill", "rank": 0, "point": point} for point in (last - 1, last)]
         rest = [kill for kill in kills if kill not in always]
         kills = always[: params["num_kills"]] + random.Random(params["seed"]).sample(

@@ -27,6 +27,7 @@ from labkit.workers.checkpoint_dcp import dcp_scenarios
 from labkit.workers.checkpoint_io import MAIN, load, save
 from labkit.workers.checkpoint_state import (
     Job,
+    digest,
     main_state,
     make_job,
     rank_state,
@@ -90,7 +91,9 @@ def run_control(session: Session, params: Mapping[str, Any], control: str, root:
         loaded = state_digests(fresh)
         again = train(session, fresh, control, "resumed", num_after)
         session.write("resumed", control=control, time_s=load_s, digests=loaded, **stage,
-                      **difference(job, fresh), gradient_elements_differing=count_differing(kept, again))
+                      **difference(job, fresh), gradient_elements_differing=count_differing(kept, again),
+                      final_model_sha={"continuous": digest(list(job.model.parameters())),
+                                       "resumed": digest(list(fresh.model.parameters()))})
         if gathered:
             check_order(session, params["spans"][control], job, gathered, {"initial": again, "later": kept})
         if control == next(iter(params["controls"])):

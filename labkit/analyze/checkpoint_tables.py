@@ -1,0 +1,144 @@
+"""Tables of the checkpoint lab: controls, runs beside prediction and report, saves, accidents, faults.
+
+In: records. Out: DataFrames with units in the column names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from labkit.records import RunRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def resume_frame(record: RunRecord) -> pd.DataFrame:
+    """One row a world size and control.
+
+    Columns: ranks, control, first_mismatch_step (predicted, for gloo's ring), seen_mismatch_step, reordered_elements
+    (predicted: summed in another order), gradient_elements_differing (first resumed step), elements_differing and
+    max_abs_diff (weights at the end), is_bitwise. No step is <NA>: every gradient repeats.
+    """
+    import pandas as pd
+
+    predicted = record.prediction.get("values", {})
+    rows = [{
+        "ranks": int(world), "control": control,
+        "first_mismatch_step": predicted["first_mismatch"][world][control], "seen_mismatch_step": seen,
+        "reordered_elements": predicted["reordered_elements"][world][control],
+        **{name: found[name][control] for name in (
+            "gradient_elements_differing", "elements_differing", "max_abs_diff", "is_bitwise")},
+    } for world, found in record.results.get("by_world_size", {}).items()
+        for control, seen in found["first_mismatch"].items()]
+    columns = ["ranks", "control", "first_mismatch_step", "seen_mismatch_step", "reordered_elements",
+               "gradient_elements_differing", "elements_differing", "max_abs_diff", "is_bitwise"]
+    return pd.DataFrame(rows, columns=columns).convert_dtypes()
+
+
+def cost_frame(record: RunRecord) -> pd.DataFrame:
+    """One row a size of state and kind of save.
+
+    Columns: size, save, ms, p10_ms, p90_ms, num_samples, cost_pct (over the bare save of the same round), hash_ms
+    (share of the slowest rank), stall_ms (what training waits for). Unknown is <NA>.
+    """
+    import pandas as pd
+
+    results = record.results
+    rows = []
+    for size, variants in results.get("save_ms", {}).items():
+        for variant, time in variants.items():
+            rows.append({
+                "size": size, "save": variant, "ms": time["value"], "p10_ms": time["p10"], "p90_ms": time["p90"],
+                "num_samples": time["n"],
+                "cost_pct": results["save_cost_pct"][size].get(variant, {}).get("value"),
+                "hash_ms": results["hash_ms"].get(size, {}).get(variant, {}).get("value"),
+                "stall_ms": results["async_stall_ms"][size]["value"] if variant == "async" else time["value"]})
+    columns = ["size", "save", "ms", "p10_ms", "p90_ms", "num_samples", "cost_pct", "hash_ms", "stall_ms"]
+    return pd.DataFrame(rows, columns=columns).convert_dtypes()
+
+
+def dcp_frame(record: RunRecord) -> pd.DataFrame:
+    """One row an accident. Columns: accident, dcp_load, verify, newest_good_step, said (first line of verification)."""
+    import pandas as pd
+
+    rows = [{"accident": name, "dcp_load": own["dcp_load"], "verify": own["verify"],
+             "newest_good_step": own["newest_good_step"], "said": next(iter(own["said"]), "")}
+            for name, own in record.results.get("dcp_scenarios", {}).items()]
+    return pd.DataFrame(rows, columns=["accident", "dcp_load", "verify", "newest_good_step", "said"])
+
+
+def fault_frame(record: RunRecord) -> pd.DataFrame:
+    """One row a kind of fault. Columns: where (drill on the protocol, or real gloo ranks), fault, tried, detected,
+    recovered.
+    """
+    import pandas as pd
+
+    rows = [{"where": "protocol", "fault": kind, "tried": own["faults"], "detected": own["detected"],
+             "recovered": own["recovered"]}
+            for kind, own in record.results.get("drill", {}).get("by_kind", {}).items()]
+    rows += [{"where": "gloo ranks", "fault": kind, "tried": own["tries"], "detected": own["recovered"],
+              "recovered": own["recovered"]}
+             for kind, own in record.results.get("kills", {}).get("by_fault", {}).items() if kind != "none"]
+    return pd.DataFrame(rows, columns=["where", "fault", "tried", "detected", "recovered"])
+
+
+def comparison(records: Sequence[RunRecord], *, reported: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """Prediction, runs and report side by side.
+
+    Args:
+        records: runs, the one of interest first; its prediction is shown.
+        reported: result name -> control -> figure of the 8x V100 report.
+
+    Returns: one row a result and case. Columns: result, case, predicted, one column a run (hardware and preset), "8x
+        V100 (quoted)". Values are text, since steps, counts and times share a column; "" is unknown. "predicted" is
+        derived; a run is measured; the last column is quoted.
+    """
+    import pandas as pd
+
+    columns: dict[str, dict[tuple[str, str], Any]] = {"predicted": _predicted(records[0])}
+    for record in records:
+        label = f"{record.hardware_tag} {record.preset}"
+        columns[f"{label} {record.run_id.split('_')[0]}" if label in columns else label] = _seen(record)
+    columns["8x V100 (quoted)"] = {
+        (name, f"8 ranks, {control}"): value for name, own in reported.items() for control, value in own.items()}
+    keys = list(dict.fromkeys(key for found in columns.values() for key in found))
+    rows = [{"result": result, "case": case,
+             **{name: _text(found[result, case]) if (result, case) in found else "" for name, found in columns.items()}}
+            for result, case in keys]
+    return pd.DataFrame(rows, columns=["result", "case", *columns])
+
+
+_NAMES = {"first_mismatch": "first_mismatch", "elements_differing": "diff_elements", "max_abs_diff": "max_diff",
+          "is_bitwise": "bitwise"}
+
+
+def _predicted(record: RunRecord) -> dict[tuple[str, str], Any]:
+    values = record.prediction.get("values", {})
+    found = {("first_mismatch", f"{world} ranks, {control}"): step
+             for world, own in values.get("first_mismatch", {}).items() for control, step in own.items()}
+    found |= {("save cost %", f"{size}, {name}"): cost for size, own in values.get("save_cost_pct", {}).items()
+              for name, cost in own.items()}
+    return found
+
+
+def _seen(record: RunRecord) -> dict[tuple[str, str], Any]:
+    results = record.results
+    found = {(_NAMES[name], f"{world} ranks, {control}"): value
+             for world, own in results.get("by_world_size", {}).items() for name in _NAMES
+             for control, value in own[name].items()}
+    found |= {("save cost %", f"{size}, {name.removeprefix('protocol ')}"): cost["value"]
+              for size, own in results.get("save_cost_pct", {}).items() for name, cost in own.items()}
+    for name in ("fault_exit_time", "fault_straggler_time"):
+        if name in results:
+            found[name, "s"] = results[name]
+    return found
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,d}" if isinstance(value, int) else f"{value:.4g}"
