@@ -168,7 +168,8 @@ def _vllm_metrics_pair(paths: list[Path]) -> dict:
     from labkit.analyze.vllm_metrics import pair_summary
 
     if len(paths) != 2:
-        raise UnreadableInput(f"{paths[0]}: vllm_metrics_pair takes two files, the earlier first, got {len(paths)}")
+        first = paths[0] if paths else None
+        raise UnreadableInput(f"{first}: vllm_metrics_pair takes two files, the earlier first, got {len(paths)}")
     before, after = (read_text(one_file([path], "vllm_metrics_pair")) for path in paths)
     return pair_summary(before, after)
 

@@ -42,14 +42,15 @@ def read_stream(text: str) -> dict[str, Any]:
     Args:
         text: the body of one streamed answer, of a completion or a chat.
 
-    Returns: success, error (None on success), done, content_chunks (those with text in them, reasoning too: the first
-        of them ends TTFT; the role that opens a chat is none), reasoning_chunks (those of them with reasoning), text,
-        reasoning_text, prompt_tokens and completion_tokens as the server counted them (None if it did not say),
-        finish_reason, num_events.
+    Returns: success, error (None on success), done, content_chunks (those with text, reasoning or token ids in them:
+        the first ends TTFT; the role that opens a chat is none), reasoning_chunks (those of them with reasoning), text,
+        reasoning_text, num_token_ids (0 where the server sends none), prompt_tokens and completion_tokens as the
+        server counted them (None if it did not say), finish_reason, num_events.
     """
     found: dict[str, Any] = {
         "success": False, "error": None, "done": False, "content_chunks": 0, "reasoning_chunks": 0, "text": "",
-        "reasoning_text": "", "prompt_tokens": None, "completion_tokens": None, "finish_reason": None, "num_events": 0}
+        "reasoning_text": "", "num_token_ids": 0, "prompt_tokens": None, "completion_tokens": None,
+        "finish_reason": None, "num_events": 0}
     for name, data in iter_events(text):
         found["num_events"] += 1
         if data.strip() == DONE:
@@ -93,13 +94,14 @@ def _take(chunk: dict[str, Any], found: dict[str, Any]) -> None:
             delta = {}
         content = delta.get("content") or choice.get("text")
         reasoning = delta.get("reasoning_content") or delta.get("reasoning")
-        if isinstance(content, str) and content:
-            found["content_chunks"] += 1
-            found["text"] += content
-        if isinstance(reasoning, str) and reasoning:
-            found["reasoning_chunks"] += 1
-            found["content_chunks"] += not content
-            found["reasoning_text"] += reasoning
+        token_ids = choice.get("token_ids")
+        num_ids = len(token_ids) if isinstance(token_ids, list) else 0
+        content, reasoning = (part if isinstance(part, str) else "" for part in (content, reasoning))
+        found["content_chunks"] += bool(content or reasoning or num_ids)
+        found["reasoning_chunks"] += bool(reasoning)
+        found["text"] += content
+        found["reasoning_text"] += reasoning
+        found["num_token_ids"] += num_ids
         found["finish_reason"] = choice.get("finish_reason") or found["finish_reason"]
     usage = chunk.get("usage")
     if isinstance(usage, dict):
