@@ -211,7 +211,8 @@ def test_a_table_that_lost_a_marker_ends_the_run_in_one_line(gpu):
             stream.write('{"kind": "profiled", "name": "one more", "calls": 1}\n')
 
     record = gpu(change=None, lines=None, after_count=announce_more)
-    assert record.status == "failed" and "15 markers in the table, the worker announced 16 workloads" in record.failure["message"]
+    assert record.status == "failed"
+    assert "15 markers in the table, the worker announced 16 workloads" in record.failure["message"]
     with pytest.raises(ValueError, match="before the first marker"):
         parts([{"name": "k"}], 0, "p0")
     with pytest.raises(ValueError, match="3 kernels in 2 calls"):
@@ -219,16 +220,18 @@ def test_a_table_that_lost_a_marker_ends_the_run_in_one_line(gpu):
 
 
 def test_kernels_of_one_call_are_added():
-    kernels = [{"name": name, "block": [64, 1, 1], "grid": [2, 1, 1], "metrics": {
-        "dram__bytes_read.sum": 10.0 * size, "dram__bytes_write.sum": 7.0 * size, "gpu__time_duration.sum_ns": 5.0 * size,
-        "sm__warps_active.avg.pct_of_peak_sustained_active": 30.0 * size}} for name, size in (("a", 1), ("b", 2))]  # fmt: skip
+    per_size = {"dram__bytes_read.sum": 10.0, "dram__bytes_write.sum": 7.0, "gpu__time_duration.sum_ns": 5.0,
+                "sm__warps_active.avg.pct_of_peak_sustained_active": 30.0}
+    kernels = [{"name": name, "block": [64, 1, 1], "metrics": {key: size * value for key, value in per_size.items()}}
+               for name, size in (("a", 1), ("b", 2))]  # fmt: skip
     row = one_call(kernels)
     assert (row["dram_read_bytes"], row["dram_write_bytes"], row["time_ns"]) == (30.0, 21.0, 15.0)
     assert row["achieved_occupancy_pct"] == 60.0 and row["kernels"] == ["a", "b"]  # of the longer one
 
 
 def test_the_last_warm_call_counts():
-    rows = [{"workload": "w", "mode": "warm", "process": p, "call": c, "x": 10 * p + c} for p in (0, 1) for c in (0, 1, 2)]
+    rows = [{"workload": "w", "mode": "warm", "process": process, "call": call, "x": 10 * process + call}
+            for process in (0, 1) for call in (0, 1, 2)]  # fmt: skip
     assert values_of(rows, "x", "w", "warm", last_only=True) == [[2], [12]]
     assert values_of(rows, "x", "w", "warm") == [[0, 1, 2], [10, 11, 12]]
 
