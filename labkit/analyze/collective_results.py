@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from labkit.analyze.collective_files import Cell
-from labkit.calc.collective_fit import crossover_bytes, hold_out, size_label
+from labkit.calc.collective_fit import crossover_bytes, hold_out, label_bytes, size_label
 from labkit.calc.collectives import busbw_factor
 from labkit.records import quantity
 
@@ -114,14 +114,22 @@ def fits(times: Times) -> dict[str, Any]:
     return found
 
 
-def crossovers(fitted: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:
-    """Sizes where Ring and Tree cross under each protocol, and where protocols cross on Ring, by the fits; bytes."""
+def crossovers(fitted: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
+    """Sizes where Ring and Tree cross under each protocol, and where protocols cross on Ring, by the fits; bytes.
+
+    None where they do not cross between the smallest and the largest size that was measured.
+    """
     pairs = [(f"Tree+{protocol}", f"Ring+{protocol}") for protocol in ("LL", "LL128", "Simple")]
     pairs += [("Ring+LL", "Ring+LL128"), ("Ring+LL", "Ring+Simple"), ("Ring+LL128", "Ring+Simple")]
     line = {case: {"alpha_s": fit["alpha_us"] / 1e6, "bytes_per_s": fit["algbw_gb_per_s"] * 1e9}
             for case, fit in fitted.items()}
-    return {f"{a} / {b}": crossover_bytes(first=line[a], second=line[b])
-            for a, b in pairs if a in line and b in line}
+    found = {}
+    for a, b in pairs:
+        if a in line and b in line:
+            sizes = [label_bytes(label) for label in fitted[a]["residual_pct"]]
+            size = crossover_bytes(first=line[a], second=line[b])
+            found[f"{a} / {b}"] = size if size is not None and min(sizes) <= size <= max(sizes) else None
+    return found
 
 
 def logged(cells: Mapping[str, Cell]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def parse_json(text: str) -> dict[str, Any]:
     raw, cut = _load(clean_text(text))
     if not isinstance(raw, dict) or not {"config", "results", "args", "nccl_version"} & raw.keys():
         raise UnreadableInput("no JSON of nccl-tests, expected an object with version, config and results")
-    config = raw.get("config") if isinstance(raw.get("config"), dict) else {}
+    config = _dict(raw.get("config"))
     told, secret = public_environ([entry for entry in _list(raw.get("env")) if isinstance(entry, str)])
     found = [row for row in _list(raw.get("results")) if isinstance(row, dict)]
     rows = [_row(row) for row in found]

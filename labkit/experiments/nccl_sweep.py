@@ -19,13 +19,15 @@ from labkit.analyze import collective_files as files
 from labkit.analyze import collective_pairs as pairs
 from labkit.analyze import collective_results as found
 from labkit.analyze.collective_oracles import sweep_oracles
+from labkit.analyze.collective_program import program_cell, split_plan
 from labkit.calc.collective_choice import ring_tree_crossover_bytes
 from labkit.calc.collective_fit import size_grid, size_label, total_wire_bytes
 from labkit.calc.collective_plan import forced_env, parse_pairs, plan_cells
 from labkit.calc.collectives import busbw_factor, num_steps
 from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table
 from labkit.hardware import HardwareProfile, load_profile, match_profile
-from labkit.launch.process import launch_worker
+from labkit.launch.nccl_tests import find_program, run_nccl_tests, writes_json
+from labkit.launch.process import LaunchError, launch_worker
 from labkit.records import RunRecord, write_json
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ TITLE = "NCCL: algorithms, protocols, channels and contention"
 NEEDS = "torch; two CPU cores (smoke, cpu: gloo, no NCCL), or 2 or 8 CUDA GPUs (gpu2, gpu8)"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
 COMBOS = ("Ring+LL", "Ring+LL128", "Ring+Simple", "Tree+LL", "Tree+LL128", "Tree+Simple")
+PROGRAM = "all_reduce_perf"
 FORK_ENV = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """The process that forks the ranks has one thread: a lock that another thread holds would never be released."""
 GPU_ENV = {"NCCL_NVLS_ENABLE": "0"}
@@ -76,6 +79,8 @@ class Params:
     """Log the library's choice for every size, untimed; CUDA only."""
     timing: str = "eager"
     """`eager`: calls one by one. `graph`: replayed from a CUDA graph. `both`: as the library chooses in both ways."""
+    engine: str = "auto"
+    """What times the all-reduce: `torch`, `nccl-tests` (it must be found), or `auto`: nccl-tests where it is found."""
     num_processes: int = 1
     """Fresh processes of each timed cell."""
     num_warmup: int = 2
@@ -95,6 +100,8 @@ class Params:
         _require(self.min_bytes % (4 * self.world_size) == 0, "min_bytes", self.min_bytes,
                  "whole float32 elements of each rank")
         _require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
+        _require(self.engine in ("auto", "torch", "nccl-tests"), "engine", self.engine, "auto, torch or nccl-tests")
+        _require(self.engine != "nccl-tests" or self.device == "cuda", "engine", self.engine, "torch on a CPU")
         _require(self.timing in ("eager", "graph", "both"), "timing", self.timing, "eager, graph or both")
         _require("all_reduce" in self.collectives and set(self.collectives) <= set(COLLECTIVES), "collectives",
                  self.collectives, f"all_reduce and others of {', '.join(COLLECTIVES)}")
@@ -186,8 +193,12 @@ def run(params: Params, *, preset: str = "custom", run_id: str | None = None,
 def _measure(params: Params, run_dir: Path, outcome: Outcome, progress: Callable[[str], None] | None, *,
              links: dict[str, str], link_bytes_per_s: float | None) -> None:
     folder, planned = run_dir / "sweep", planned_cells(params)
+    program = find_program(PROGRAM) if params.device == "cuda" and params.engine != "torch" else None
+    if params.engine == "nccl-tests" and program is None:
+        raise LaunchError(f"engine='nccl-tests': no {PROGRAM} in $NCCL_TESTS_HOME or on PATH", log_path=folder)
+    own, by_program = split_plan(planned) if program else (planned, [])
     folder.mkdir()
-    write_json(folder / "params.json", {"device": params.device, "cells": planned})
+    write_json(folder / "params.json", {"device": params.device, "cells": own})
 
     def pass_on(line: str) -> None:
         if progress is not None and (told := re.search(r"progress: (.*)", line)):
@@ -198,17 +209,30 @@ def _measure(params: Params, run_dir: Path, outcome: Outcome, progress: Callable
                                       progress=pass_on).argv)
     cells = files.read_cells(folder)
     files.pack(folder)
-    fill_outcome(params, cells, outcome, links=links, link_bytes_per_s=link_bytes_per_s)
+    for plan in by_program:
+        assert program is not None
+        ran = run_nccl_tests(
+            program, run_dir=folder / "nccl_tests" / plan["name"], num_gpus=params.world_size, env=plan["env"],
+            min_bytes=min(plan["sizes_bytes"]), max_bytes=max(plan["sizes_bytes"]), factor=params.factor,
+            num_warmup=params.num_warmup, num_iterations=params.num_samples, timeout_s=params.cell_timeout_s,
+            with_json=writes_json(program))
+        outcome.argv.append(ran.argv)
+        cells[plan["name"]] = program_cell(plan, text=ran.text, json=ran.json, exitcode=ran.exitcode,
+                                           timed_out=ran.timed_out, wall_s=ran.wall_s)
+        pass_on(f"progress: {PROGRAM}, {plan['name']}: {cells[plan['name']].status}")
+    outcome.results["engine"] = "nccl-tests" if program else "torch"
+    fill_outcome(params, cells, outcome, planned=[*own, *by_program], links=links, link_bytes_per_s=link_bytes_per_s)
 
 
-def fill_outcome(params: Params, cells: dict[str, files.Cell], outcome: Outcome, *, links: dict[str, str],
-                 link_bytes_per_s: float | None) -> None:
+def fill_outcome(params: Params, cells: dict[str, files.Cell], outcome: Outcome, *, planned: list[dict[str, Any]],
+                 links: dict[str, str], link_bytes_per_s: float | None) -> None:
     """Results, samples and oracles from the cells.
 
     Args:
         params: of the run.
         cells: as read.
         outcome: filled in place.
+        planned: cells that were asked for.
         links: of the machine, "0-1" -> "NV18".
         link_bytes_per_s: one direction of the link between two GPUs; None if unknown.
     """
@@ -232,7 +256,7 @@ def fill_outcome(params: Params, cells: dict[str, files.Cell], outcome: Outcome,
                              if row["graph_error"]), None),
     }
     outcome.oracles += sweep_oracles(
-        cells, planned=planned_cells(params), results=outcome.results, world_size=params.world_size,
+        cells, planned=planned, results=outcome.results, world_size=params.world_size,
         link_gb_per_s=link_bytes_per_s / 1e9 if link_bytes_per_s else None)
 
 

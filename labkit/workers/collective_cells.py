@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
+from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from labkit.workers.collective_calls import prepare
@@ -125,7 +126,7 @@ def _join_and_run(cell: dict[str, Any], rank: int, folder: Path, barrier: Any, s
     else:
         torch.set_num_threads(1)
     dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo", store=dist.FileStore(str(store), num_ranks), rank=rank,
+        "nccl" if device == "cuda" else "gloo", store=FileStore(str(store), num_ranks), rank=rank,
         world_size=num_ranks, timeout=timedelta(seconds=cell["timeout_s"]),
         device_id=place if device == "cuda" else None)
     with open(folder / f"rank{rank}.jsonl", "w", encoding="utf-8") as stream:
@@ -137,11 +138,18 @@ def _join_and_run(cell: dict[str, Any], rank: int, folder: Path, barrier: Any, s
             barrier.wait(timeout=cell["timeout_s"])
 
         write("setup", num_ranks=num_ranks, backend=dist.get_backend(), torch=torch.__version__,
-              nccl=".".join(map(str, torch.cuda.nccl.version())) if device == "cuda" else None)
+              nccl=_nccl_version() if device == "cuda" else None)
         {"times": _times, "log": _times, "pairs": _pairs}[cell["kind"]](cell, rank, place, wait, write)
         write("end")
     synchronize(place)
     dist.destroy_process_group()
+
+
+def _nccl_version() -> str:
+    from torch.cuda import nccl
+
+    version = nccl.version()
+    return ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
 
 
 def _times(cell: dict[str, Any], rank: int, device: torch.device, wait: Callable[[], None], write: Write) -> None:
@@ -178,12 +186,14 @@ def _checked(call: Any, device: torch.device) -> int:
 def _pairs(cell: dict[str, Any], rank: int, device: torch.device, wait: Callable[[], None], write: Write) -> None:
     """Pairs of ranks: each alone while the others wait, then all at once; the same for the two directions of a pair."""
     pairs = [tuple(pair) for pair in cell["pairs"]]
-    groups = [dist.new_group(list(pair)) if len(pairs) > 1 else None for pair in pairs]
+    groups = [dist.new_group(list(pair)) if len(pairs) > 1 else None for pair in pairs]  # made by all, in one order
     mine = next(i for i, pair in enumerate(pairs) if rank in pair)
+    own = groups[mine]
+    group = own if isinstance(own, dist.ProcessGroup) else None
     place = pairs[mine].index(rank)
     (size_bytes,) = cell["sizes_bytes"]
     for collective in cell["collectives"]:
-        call = prepare(collective, size_bytes=size_bytes, rank=place, num_ranks=2, device=device, group=groups[mine],
+        call = prepare(collective, size_bytes=size_bytes, rank=place, num_ranks=2, device=device, group=group,
                        ranks=list(pairs[mine]))
         call.run()  # a connection is made by the first call
         phases = [(f"alone {i}", {i}) for i in range(len(pairs))]
