@@ -32,8 +32,8 @@ def gpu_trace(path, kernels, *, limiter=0, pid=0):
 
 
 NCCL_AG, NCCL_RS = "ncclDevKernel_AllGather_RING_LL(x)", "ncclDevKernel_ReduceScatter_Sum_f16_RING_LL(x)"
-STEP = [  # by hand: gather 0-100 bare, gather 100-200 half under compute 150-300, scatter 250-350 half under it
-    (NCCL_AG, "_allgather_base", 0, 100, 1000, 20), (NCCL_AG, "_allgather_base", 100, 100, 500, 20),
+STEP = [  # by hand: gathers 0-100 and 80-200, the last 50 under compute 150-300, scatter 250-350 half under it
+    (NCCL_AG, "_allgather_base", 0, 100, 1000, 20), (NCCL_AG, "_allgather_base", 80, 120, 500, 20),
     ("gemm", None, 150, 150, 0, 7), (NCCL_RS, "_reduce_scatter_base", 250, 100, 800, 24),
 ]
 
@@ -68,7 +68,7 @@ def test_waiting_is_what_exceeds_the_last_rank(tmp_path):
              for i, kernels in enumerate([STEP, late])]
     split = fsdp_traces.split_waiting(ranks)
     assert split["transfer_ms"] == pytest.approx(0.040 + 0.040 + 0.100)
-    assert split["longest_wait_ms"] == pytest.approx(0.060 + 0.060)
+    assert split["longest_wait_ms"] == pytest.approx(0.060 + 0.080)
     fewer = fsdp_traces.rank_facts(gpu_trace(tmp_path / "trace_rank2.json", STEP[1:]))
     assert fsdp_traces.split_waiting([ranks[0], fewer])["transfer_ms"] is None
     assert fsdp_traces.split_waiting(ranks[:1])["transfer_ms"] is None
@@ -148,6 +148,7 @@ def test_verdicts_on_leaving():
     said = fsdp_results.exit_verdicts([CLEAN, BROKEN], {"early": {**BROKEN, "results_written": 1}}, world_size=2)
     assert (said["exit_fix"], said["exit_cause"], said["results_file_not_success"]) == (False, None, False)
     assert fsdp_results.exit_verdicts([CLEAN], {"no_barrier": CLEAN}, world_size=2)["exit_cause"] is False
+    assert not fsdp_results.exit_verdicts([CLEAN], {"early": CLEAN}, world_size=2)["results_file_not_success"]
 
 
 @pytest.mark.parametrize(("launches", "exits", "failed"), [
