@@ -168,6 +168,8 @@ def test_pairs_together_by_hand():
     assert found["pair_alone"]["SYS"]["value"] == pytest.approx(2 * one)
     assert found["pair_together"]["SYS"]["value"] == pytest.approx(one)
     assert found["pair_slowdown_max"]["SYS"] == pytest.approx(2) and found["pair_procedure"] is True
+    assert found["topo_matrix_limit"] is True
+    assert pair_results(by_name(pairs_cell()), families={"pairs0": "0-1 2-3"})["topo_matrix_limit"] is None
 
 
 @pytest.mark.parametrize("moved", [{"second_alone_at": 0.2}, {"second_together_at": 2.6}])

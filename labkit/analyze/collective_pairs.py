@@ -16,6 +16,8 @@ from labkit.records import quantity
 DIRECTIONS = {"send_forward": "forward alone", "send_backward": "backward alone", "send_recv": "both, each way"}
 LEAST_OVERLAP = 0.5
 """Share of the shortest window in which all pairs must be busy, for a run to count as together."""
+CONTENDED = 1.1
+"""Slowdown from which pairs count as disturbing each other."""
 Window = tuple[float, float]
 
 
@@ -58,6 +60,7 @@ def pair_results(cells: Mapping[str, Cell], *, families: Mapping[str, str]) -> d
         pair_slowdown_max {family: ratio over pairs of the medians}, pair_detail {family: {pair: {alone, together}}},
         pair_overlap {family: smallest share of the common window}, pair_procedure: True when every alone window lies
         apart from the others and the windows together overlap by half at least; None without two pairs.
+        topo_matrix_limit: True when pairs with equal links in the topology matrix slow each other; None without links.
     """
     alone, together, detail, overlap, apart = {}, {}, {}, {}, []
     mean, worst = {}, {}
@@ -78,9 +81,11 @@ def pair_results(cells: Mapping[str, Cell], *, families: Mapping[str, str]) -> d
         mean[family], worst[family] = sum(slow) / len(slow), max(slow)
         overlap[family] = min(run["overlap"] for run in runs)
         apart += [run["is_apart"] for run in runs]
+    linked = [family for family in worst if "-" not in family]  # named by a link: the matrix shows one for all pairs
     procedure = all(apart) and all(share >= LEAST_OVERLAP for share in overlap.values()) if overlap else None
     return {"pair_alone": alone, "pair_together": together, "pair_slowdown_mean": mean, "pair_slowdown_max": worst,
-            "pair_detail": detail, "pair_overlap": overlap, "pair_procedure": procedure}
+            "pair_detail": detail, "pair_overlap": overlap, "pair_procedure": procedure,
+            "topo_matrix_limit": any(worst[family] > CONTENDED for family in linked) if linked else None}
 
 
 def _one_process(cell: Cell) -> dict[str, Any]:
