@@ -252,6 +252,15 @@ def test_gpu_run_from_launch_to_figures(gpu_host):
     assert row["target"] == "sm_90" and row["slowdown"] == 2.0 and row["ms_n"] == 4
 
 
+def test_time_if_every_spill_reached_memory_by_hand():
+    cells = [cell(), cell(target=80), cell(hints=False, name="bare"), cell(name="h16384/w2", num_warps=2,
+             spill_store_bytes=0, spill_load_bytes=0)]  # fmt: skip
+    found = times.with_spills(cells, target=90, rows=100, bytes_per_s=1e12, launch_floor_s=1e-6)
+    # (2 x 100 x 16,384 + 16,384) x 2 bytes; 100 rows x 32 threads x (700 + 800) bytes on top for one warp
+    assert found == {"h16384/w1": pytest.approx(0.001 + (6_586_368 + 4_800_000) / 1e9),
+                     "h16384/w2": pytest.approx(0.001 + 6_586_368 / 1e9)}  # fmt: skip
+
+
 def test_predicted_times_by_hand():
     plan = exp.predict(replace(GPU, timed_hidden=(4096,), rows=8192), hardware=load_profile("h200"))
     # (2 x 8,192 x 4,096 + 4,096) x 2 bytes at 4.3e12 bytes/s, and 2.7 us

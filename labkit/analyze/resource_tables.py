@@ -44,7 +44,8 @@ def cell_table(record: RunRecord) -> pd.DataFrame:
     spill_load_bytes (per thread, by instructions), dynamic_shared_bytes (per block), max_load_bytes (widest load),
     blocks_per_sm, occupancy_pct (bound with the allocation's units), naive_occupancy_pct (plain division), limited_by,
     in_flight_kib (rows of the resident blocks of an SM), v100_registers, v100_stack_bytes as quoted. Of a GPU's own
-    target also ms, cold_ms, gb_per_s, copy_fraction, each with _p10, _p90 and _n, slowdown and v100_ms.
+    target also ms, cold_ms, gb_per_s, copy_fraction, each with _p10, _p90 and _n, slowdown, v100_ms, and predicted_ms
+    and spilled_ms: least bytes over a copy's rate, without and with all spilled bytes.
     """
     tables, plan = record.results["by_target"], record.prediction["values"]
     rows = []
@@ -59,6 +60,8 @@ def cell_table(record: RunRecord) -> pd.DataFrame:
             row |= {f"v100_{column}": quoted()[column].get(cell) for column in ("registers", "stack_bytes")}
             if target == record.results.get("gpu_target") and not bare:
                 row |= _times(record.results, cell)
+                row |= {"predicted_ms": plan.get("ms", {}).get(cell),
+                        "spilled_ms": record.results.get("ms_with_spills", {}).get(cell)}  # fmt: skip
             rows.append(row)
     return pd.DataFrame(rows)
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from labkit.calc.rmsnorm import min_bytes
-from labkit.calc.row_registers import rows_in_flight_bytes
+from labkit.calc.rmsnorm import min_bytes, predicted_time_s
+from labkit.calc.row_registers import rows_in_flight_bytes, spill_traffic_bytes
 from labkit.records import quantity
 
 Lines = list[dict[str, Any]]
@@ -94,6 +94,28 @@ def slowdowns(times: Mapping[str, Any]) -> dict[str, float]:
         hidden = cell.split("/")[0]
         best[hidden] = min(found["value"], best.get(hidden, found["value"]))
     return {cell: found["value"] / best[cell.split("/")[0]] for cell, found in times.items()}
+
+
+def with_spills(cells: Lines, *, target: int, rows: int, bytes_per_s: float, launch_floor_s: float) -> dict[str, float]:
+    """Time by cell if every spilled byte went to memory and back: an upper bracket, known once the cubins are, ms.
+
+    Args:
+        cells: compiled cells, with spill bytes per thread.
+        target: only cells of this target, with hints.
+        rows: rows of the input.
+        bytes_per_s: of a copy, bytes/s.
+        launch_floor_s: seconds.
+    """
+    out = {}
+    for cell in cells:
+        if cell["target"] == target and cell["hints"] and cell["spill_store_bytes"] is not None:
+            spilled = spill_traffic_bytes(rows=rows, num_warps=cell["num_warps"],
+                                          spill_store_bytes=cell["spill_store_bytes"],
+                                          spill_load_bytes=cell["spill_load_bytes"])  # fmt: skip
+            moved = min_bytes(rows=rows, hidden=cell["hidden"]) + spilled
+            out[cell["name"]] = 1e3 * predicted_time_s(
+                num_bytes=moved, bytes_per_s=bytes_per_s, launch_floor_s=launch_floor_s)
+    return out
 
 
 def knee(dial_gb_per_s: Mapping[str, Mapping[str, Any]], *, share: float = 0.95) -> dict[str, int]:

@@ -58,7 +58,7 @@ class Params:
     """`cpu`: compile only. `cuda`: also time the kernels and ask the driver."""
     rows: int = 8192
     """Rows of the timed input."""
-    timed_hidden: tuple[int, ...] = (4096, 8192)
+    timed_hidden: tuple[int, ...] = (4096, 8192, 16384)
     num_processes: int = 3
     """Fresh processes that time, one after the other."""
     rounds: int = 20
@@ -222,6 +222,10 @@ def _measure_gpu(params: Params, run_dir: Path, predicted: dict[str, Any], outco
     found, outcome.samples = times.timing_results(lines, rows=params.rows,
                                                   max_warps_per_sm=device["max_threads_per_sm"] // 32)  # fmt: skip
     outcome.results |= found | {"gpu_target": f"sm_{target}", "knee_blocks": times.knee(found["dial_gb_per_s"])}
+    if hardware and (copy := hardware.measured.get("copy_bytes_per_s")):
+        outcome.results["ms_with_spills"] = times.with_spills(
+            compiled, target=target, rows=params.rows, bytes_per_s=copy.value,
+            launch_floor_s=params.launch_floor_us * 1e-6)
     outcome.results["ms_residual_pct"] = times.residuals_pct(found["ms"], predicted.get("ms", {}))
     outcome.results["gpu_refused"] = {f"h{line['hidden']}/w{line['num_warps']}": line["error"]
                                       for line in lines if line["kind"] == "refusal"}  # fmt: skip
