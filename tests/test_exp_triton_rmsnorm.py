@@ -63,7 +63,8 @@ def test_a_planted_kernel_error_ends_the_run_with_one_line_and_exit_1(tmp_path):
     assert text.count(right) == 1
     path.write_text(text.replace(right, right.replace("hidden", "(hidden - 1)")))
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "LABKIT_RUNS_DIR": str(tmp_path / "runs")}
-    argv = [sys.executable, "-m", "labkit", "run", "triton_rmsnorm", "--preset", "smoke", "-p", "shapes=[4x768]"]
+    argv = [sys.executable, "-m", "labkit", "run", "triton_rmsnorm", "--preset", "smoke", "-p", "shapes=[4x768]",
+            *(text for name in ("widths", "wide_widths", "backward_shapes") for text in ("-p", f"{name}=[]"))]
     done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     told = [line for line in done.stderr.splitlines() if line.startswith("labkit: ")]
@@ -119,7 +120,8 @@ def test_a_process_that_fails_gives_a_failed_record(monkeypatch, tmp_path):
     params = fake_gpu_host(monkeypatch, tmp_path, fail_in=1)
     record = exp.run(params)
     assert record.status == "failed" and record.failure is not None
-    assert record.failure["message"] == "process 1: rank 1: AssertionError: planted"
+    assert record.failure["message"] == "rank 1: AssertionError: planted" and "process 1 failed" in record.notes
+    assert record.samples[f"cold fast {LARGE}"]["values"], "what the first process measured is kept"
     with pytest.raises(RecordError, match="planted"):
         exp.check(record)
     assert record.run_id not in [found.run_id for found in exp.recorded()], "a failed run is not shown"
@@ -177,7 +179,7 @@ def test_presets_and_a_machine_without_gpus(monkeypatch):
     for params in built.values():
         assert params.device == "cpu" or (params.num_processes >= 3 and params.rounds >= 20)
     assert set(exp.REPORT_SHAPES) <= set(built["smoke"].shapes) & set(built["gpu1"].shapes)
-    large = {s for s, (r, h, b) in exp.sizes(built["gpu1"]).items() if (2 * r * h + h) * b >= 256e6}
+    large = {s for s, (r, h, b) in exp.sizes(built["gpu1"].shapes).items() if (2 * r * h + h) * b >= 256e6}
     assert large <= set(built["gpu1"].compile_shapes), "every shape of the goal has its compiled baseline"
     monkeypatch.setattr(exp.machine, "detect", lambda: replace(detect(), gpus=()))
     with pytest.raises(UsageError, match="this machine has 0 GPUs"):

@@ -22,7 +22,7 @@ from labkit.analyze import rmsnorm_times as times
 from labkit.calc import rmsnorm as calc
 from labkit.conduct import Outcome, conduct, load_run, oracle_table, plain_params
 from labkit.hardware import HardwareProfile, load_profile, match_profile
-from labkit.launch.process import launch_worker
+from labkit.launch.process import LaunchError, launch_worker
 from labkit.launch.torchrun import launch_torchrun
 from labkit.presets import UsageError
 from labkit.records import RecordError, RunRecord, list_runs, load_record, write_json
@@ -205,10 +205,14 @@ def _launch(params: Params, run_dir: Path, outcome: Outcome, progress: Callable[
         folder.mkdir()
         write_json(folder / "params.json", {**plain_params(params), "mode": "bench", "process": process})
         common = {"run_dir": folder, "timeout_s": params.timeout_s, "env": env, "progress": progress}
-        if params.num_gpus > 1:
-            done = launch_torchrun("rmsnorm_bench", num_procs=params.num_gpus, **common)
-        else:
-            done = launch_worker("rmsnorm_bench", **common)
+        try:
+            if params.num_gpus > 1:
+                done = launch_torchrun("rmsnorm_bench", num_procs=params.num_gpus, **common)
+            else:
+                done = launch_worker("rmsnorm_bench", **common)
+        except LaunchError:
+            outcome.notes.append(f"process {process} failed")
+            raise
         outcome.argv.append(done.argv)
 
 
@@ -219,7 +223,7 @@ def _read(params: Params, run_dir: Path, predicted: dict[str, Any], outcome: Out
     outcome.results = _results(params, lines, load_profile(hardware) if hardware else None, predicted)
     outcome.samples = {**analyze.all_samples(lines), **parts.part_samples(lines)}
     outcome.oracles = oracles.oracles(plain, lines, outcome.results)
-    outcome.notes = oracles.notes(plain, lines)
+    outcome.notes += oracles.notes(plain, lines)
 
 
 def _results(

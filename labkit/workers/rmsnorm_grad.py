@@ -24,7 +24,7 @@ ONE_PASS_HIDDEN = 16384
 """Longest row whose x, dy, weight and sums one program can hold in registers."""
 
 SUM_TALL = 128
-"""Partial sums that are added at once; a power of two."""
+"""Partial sums that are added at once, at most; a power of two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +142,9 @@ def sum_parts(parts: torch.Tensor, dw: torch.Tensor) -> None:
     if not parts.is_cuda:
         cols = 1024  # the interpreter takes milliseconds a program
     kernels.rmsnorm_grad_sum[(triton.cdiv(hidden, cols),)](
-        parts, dw, parts.shape[0], HIDDEN=hidden, PART=parts.shape[1], COLS=cols, TALL=SUM_TALL, num_warps=4
-    )
+        parts, dw, parts.shape[0], HIDDEN=hidden, PART=parts.shape[1], COLS=cols,
+        TALL=min(SUM_TALL, triton.next_power_of_2(parts.shape[0])), num_warps=4,
+    )  # fmt: skip
 
 
 def rmsnorm_backward(
