@@ -117,6 +117,9 @@ def test_model_protocols_trade_latency_for_rate():
     assert at("LL128", 1e9, 2) == pytest.approx(1.5 * 128 / 120 + 12e-6)
     tree = model_time_s("Tree", "Simple", size_bytes=1e9, world_size=4, alpha_s=1e-6, bytes_per_s=1e9)
     assert tree == pytest.approx(2 * math.log2(4) * 1e-6 + 2.0)
+    two = [model_time_s(name, "LL", size_bytes=1e9, world_size=2, alpha_s=1e-6, bytes_per_s=1e9)
+           for name in ("Ring", "Tree")]
+    assert two[0] == two[1] == pytest.approx(2.0 + 2e-6)  # half of the bytes are flags
     with pytest.raises(ValueError, match="algorithm"):
         model_time_s("ring", "LL", size_bytes=1, world_size=2, alpha_s=0, bytes_per_s=1)
 

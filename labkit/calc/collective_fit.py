@@ -221,8 +221,8 @@ def model_time_s(
 
     Returns: seconds.
     Raises: ValueError naming the argument, the value got, what was expected.
-    Assumes: steps and bytes as `collectives.all_reduce_time_s`; a protocol only changes the latency of a step and the
-        share of the bytes that are data.
+    Assumes: steps and bytes as `collectives.all_reduce_time_s`, but two ranks are a tree without a branch, so they send
+        what a ring sends; a protocol only changes the latency of a step and the share of the bytes that are data.
     Source: `all_reduce_time_s` at the rate that `protocol_efficiency` leaves.
 
     >>> round(model_time_s("Ring", "LL", size_bytes=1e9, world_size=2, alpha_s=0, bytes_per_s=1e9), 6)
@@ -233,4 +233,4 @@ def model_time_s(
     return all_reduce_time_s(
         size_bytes=size_bytes, world_size=require_int("world_size", world_size, least=2), bytes_per_s=rate,
         alpha_s=require_number("alpha_s", alpha_s, least=0) * require_number("latency_ratio", latency_ratio, above=0),
-        algorithm=algorithm.lower())
+        algorithm="ring" if world_size == 2 else algorithm.lower())
