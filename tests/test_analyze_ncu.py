@@ -317,7 +317,8 @@ def test_passes_are_read_from_the_progress_lines():
         ),
         (
             "==ERROR== Profiling failed because a driver resource was unavailable. "
-            'Ensure that no other tool (like DCGM) is concurrently collecting profiling data.\n==ERROR== Failed to profile "k" in process 7',
+            'Ensure that no other tool (like DCGM) is concurrently collecting profiling data.\n'
+            '==ERROR== Failed to profile "k" in process 7',
             "the counters are in use by another tool",
         ),
         (

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from labkit.analyze.hw_counters import calls_of, one_call, parts
+from labkit.analyze.hw_counters import METRICS, calls_of, one_call, parts
 from labkit.analyze.hw_counters_oracles import replay
 from labkit.analyze.hw_counters_plan import workloads
 from labkit.analyze.hw_counters_results import values_of
 from labkit.experiments import hw_counters as exp
 from labkit.hardware import load_profile
 from labkit.launch.ncu import NcuOutput
+from labkit.launch.ncu_stand_ins import TEXTS
 from labkit.launch.process import LaunchError, LaunchResult
 from labkit.presets import UsageError, available_presets, build_params
 from labkit.records import RecordError, check_run, load_record
@@ -59,10 +60,11 @@ def gpu(tmp_path, monkeypatch):
             argv = ["ncu", "python", "-m", worker]
             return NcuOutput(argv=argv, exitcode=0, wall_s=1.0, text=text, last_line=""), []
 
-        answer = query or (set(), {"exit_code": 0, "num_metrics": 2000, "error": None, "remedy": None})
+        answer = NcuOutput(argv=["ncu"], exitcode=0, wall_s=1.0, text=query or "", last_line="")
         monkeypatch.setattr(exp, "launch_worker", launch)
         monkeypatch.setattr(exp, "count_worker", count)
-        monkeypatch.setattr(exp, "query_metrics", lambda **how: answer)
+        offered = set() if query else {metric.split(".")[0] for metric in METRICS.values()}
+        monkeypatch.setattr(exp, "query_metrics", lambda **how: (offered, answer))
         monkeypatch.setattr(exp.machine, "detect", lambda: replace(REAL, gpus=(GPU,)))
         return exp.run(exp.Params(device="cuda", **{**SMALL, **params}), preset=preset, run_id=run_id)
 
@@ -189,11 +191,10 @@ def test_a_failed_check_of_the_worker_fails_the_run(gpu):
 
 
 def test_no_permission_says_what_an_administrator_must_change(gpu):
-    error = "no permission to read hardware counters (ERR_NVGPUCTRPERM)"
-    answer = (set(), {"exit_code": 0, "num_metrics": 0, "error": error, "remedy": "change the driver's option"})
-    record = gpu(query=answer)
+    record = gpu(query=TEXTS["no permission"])
     assert record.status == "failed" and record.results["counters"] == "not read"
-    assert error in record.failure["message"] and "change the driver's option" in record.failure["message"]
+    told = record.failure["message"]
+    assert "ERR_NVGPUCTRPERM" in told and "NVreg_RestrictProfilingToAdminUsers=0" in told and "--cap-add" in told
     assert record.results["ncu_query"]["exit_code"] == 0
     with pytest.raises(RecordError, match="ERR_NVGPUCTRPERM"):
         exp.check(record)

@@ -121,7 +121,7 @@ def test_a_silent_failure_and_nonsense_have_a_line_too(place):
 def test_no_tool_is_one_clear_line(place, monkeypatch):
     run_dir, _ = place
     monkeypatch.setattr(ncu, "find_ncu", lambda: None)
-    for call in (lambda: count(run_dir, None), lambda: ncu.query_metrics(run_dir=run_dir, read=parse_ncu_csv)):
+    for call in (lambda: count(run_dir, None), lambda: ncu.query_metrics(run_dir=run_dir)):
         with pytest.raises(LaunchError, match="ncu is not installed: expected NVIDIA Nsight Compute"):
             call()
     with pytest.raises(LaunchError, match="cannot start"):
@@ -142,17 +142,19 @@ def test_a_tool_that_hangs_is_stopped_with_its_children(place):
 
 def test_query_lists_names_and_tells_a_refusal(place):
     run_dir, script = place
-    tool = script("cat <<E\nDevice NVIDIA H200 (GH100)\n---- ----\nMetric Name  Type  Unit  Description\n"
-                  "dram__bytes_read   Counter  byte  # of bytes read\nsm__warps_active  Counter  warp  text\nE\n")
-    offered, answer = ncu.query_metrics(run_dir=run_dir, read=parse_ncu_csv, ncu=tool)
-    assert offered == {"dram__bytes_read", "sm__warps_active"} and answer["error"] is None
-    assert answer["exit_code"] == 0 and answer["num_metrics"] == 2
-    tool = script('echo "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission"; exit 0\n')
-    offered, answer = ncu.query_metrics(run_dir=run_dir, read=parse_ncu_csv, ncu=tool)
+
+    def ask(body):
+        offered, seen = ncu.query_metrics(run_dir=run_dir, ncu=script(body))
+        return offered, ncu.query_answer(offered, seen, read=parse_ncu_csv)
+
+    offered, answer = ask(
+        "cat <<E\nDevice NVIDIA H200 (GH100)\n---- ----\nMetric Name  Type  Unit  Description\n"
+        "dram__bytes_read   Counter  byte  # of bytes read\nsm__warps_active  Counter  warp  text\nE\n")
+    assert offered == {"dram__bytes_read", "sm__warps_active"}
+    assert answer == {"exit_code": 0, "num_metrics": 2, "error": None, "remedy": None}
+    offered, answer = ask('echo "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission"; exit 0\n')
     assert offered == set() and "ERR_NVGPUCTRPERM" in answer["error"] and "CAP_SYS_ADMIN" in answer["remedy"]
-    assert answer["exit_code"] == 0
-    _, answer = ncu.query_metrics(run_dir=run_dir, read=parse_ncu_csv, ncu=script("exit 0\n"))
-    assert answer["error"] == "it listed no metrics"
+    assert answer["exit_code"] == 0 and ask("exit 0\n")[1]["error"] == "it listed no metrics"
 
 
 def test_only_what_is_offered_is_asked_for():

@@ -23,7 +23,7 @@ from labkit.analyze.ncu_csv import parse_ncu_csv
 from labkit.calc.cache_traffic import first_touch_faults
 from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, plain_params
 from labkit.hardware import HardwareProfile, load_profile, match_profile
-from labkit.launch.ncu import OUTPUT_NAME, count_worker, find_ncu, query_metrics, refuse, supported
+from labkit.launch.ncu import OUTPUT_NAME, count_worker, find_ncu, query_answer, query_metrics, refuse, supported
 from labkit.launch.ncu_stand_ins import RIGHT, run_stand_ins
 from labkit.launch.process import launch_worker
 from labkit.paths import RECORDS
@@ -150,7 +150,8 @@ def _measure_gpu(
     outcome.results |= {"counters": "not read", "min_bytes": predicted["min_bytes"]}
     folder = run_dir / "query"
     folder.mkdir()
-    offered, outcome.results["ncu_query"] = query_metrics(run_dir=folder, read=parse_ncu_csv)
+    offered, told = query_metrics(run_dir=folder)
+    outcome.results["ncu_query"] = query_answer(offered, told, read=parse_ncu_csv)
     (folder / "log.txt").unlink(missing_ok=True)  # thousands of lines that describe metrics
     refuse(outcome.results["ncu_query"], folder)
     warm, absent = [plan[name] for name in planning.warm_workloads(plan, plain)], set[str]()

@@ -174,30 +174,37 @@ def _read(read: Reader, text: str) -> Mapping[str, Any]:
 
 
 def query_metrics(
-    *, run_dir: Path, read: Reader, timeout_s: float = 60, ncu: str | None = None
-) -> tuple[set[str], dict[str, Any]]:
-    """Base names of the counters that the tool offers for this GPU, and how it answered.
+    *, run_dir: Path, timeout_s: float = 60, ncu: str | None = None
+) -> tuple[set[str], NcuOutput]:
+    """Base names of the counters that the tool offers for this GPU, and what it said; see `query_answer`.
 
     Args:
         run_dir: existing folder; gets log.txt.
-        read: as `count_worker`; only a refusal is read with it, a list of names is not its business.
         timeout_s: deadline, seconds.
         ncu: path of the tool; looked up if not given.
 
-    Returns: names such as "dram__bytes_read", empty when the tool lists none; {"exit_code", "num_metrics", "error"
-        (None if it listed some and complained of nothing), "remedy"}.
+    Returns: names such as "dram__bytes_read", empty when the tool lists none; its output, in which a refusal stands.
     Raises: LaunchError if the tool is absent, cannot start or runs past the deadline.
     """
     ncu = _tool(ncu, run_dir)
     seen = _run([ncu, "--query-metrics"], run_dir, output=None, what="ncu --query-metrics", timeout_s=timeout_s)
-    offered = set(re.findall(r"^\s*([a-z][a-z0-9]*__\w+)", seen.text, re.MULTILINE))
+    return set(re.findall(r"^\s*([a-z][a-z0-9]*__\w+)", seen.text, re.MULTILINE)), seen
+
+
+def query_answer(offered: set[str], seen: NcuOutput, *, read: Reader) -> dict[str, Any]:
+    """How the tool answered a query: {"exit_code", "num_metrics", "error", "remedy"}, plain JSON.
+
+    Args:
+        offered: from `query_metrics`.
+        seen: from `query_metrics`.
+        read: as `count_worker`; only what the tool complains of is read with it, a list of names is not its business.
+
+    Returns: `error` is None if it listed metrics, else one line.
+    """
     says = "\n".join(line for line in seen.text.splitlines() if line.lstrip().startswith("=="))
-    answer = _read(read, says) if says else {}
-    error = answer.get("error") if answer.get("error") and not offered else None
-    if error is None and not offered:
-        error = "it listed no metrics"
-    return offered, {"exit_code": seen.exitcode, "num_metrics": len(offered), "error": error,
-                     "remedy": answer.get("remedy")}
+    answer = _read(read, says) if says and not offered else {}
+    error = None if offered else answer.get("error") or "it listed no metrics"
+    return {"exit_code": seen.exitcode, "num_metrics": len(offered), "error": error, "remedy": answer.get("remedy")}
 
 
 def supported(metrics: Sequence[str], offered: set[str]) -> tuple[list[str], list[str]]:

@@ -38,7 +38,7 @@ MUTANTS = [
          new="        missing = [*missing, *unknown]\n",
          tests=[f"{LAUNCH}::test_a_metric_that_the_tool_does_not_know_is_left_out_and_named"]),
     dict(name="refused_query_is_fine", file=TOOL,
-         old='    error = answer.get("error") if answer.get("error") and not offered else None\n',
+         old='    error = None if offered else answer.get("error") or "it listed no metrics"\n',
          new="    error = None\n",
          tests=[f"{LAUNCH}::test_query_lists_names_and_tells_a_refusal"]),
     dict(name="reads_take_no_room", file=CACHE,
