@@ -20,7 +20,7 @@ from labkit.analyze.collective_log import (
 )
 from labkit.analyze.ddp_rank_files import of_kind
 from labkit.analyze.kinds import UnreadableInput
-from labkit.records import quantity
+from labkit.records import Oracle, quantity
 
 Rows = list[dict[str, Any]]
 DETECTORS = ("hang or error", "checksum of everything", "sequence log", "checksum of each tensor", "log with names")
@@ -220,6 +220,30 @@ def real_faults(folder: Path, cases: Sequence[dict[str, Any]], played: Sequence[
     return {"num_cases": len(rows), "values_compared": compared, "values_differing": differing, "aborted": aborted,
             "named": sum((row["found_rank"], row["found_index"]) == (row["rank"], row["index"]) for row in rows),
             "cases": rows}
+
+
+def structure(rows: Rows, mappings: Sequence[str], oracles: Sequence[Oracle],
+              real: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Results without a time, under the names that the ledger asks for."""
+    passed = {oracle.name: oracle.passed for oracle in oracles}
+    groups = {mapping: groups_of(rows, mapping) for mapping in mappings}
+    ordered, swapped = (order_values(rows, is_swapped=is_swapped) for is_swapped in (False, True))
+    sums_pass = passed["first sum of every group is the closed form"] and passed[
+        "payload after every timed phase is the closed form"]
+    found = {
+        "new_group_order": passed["every rank made all groups in one order"],
+        **{f"map_{mapping.removeprefix('tp_')}": found for mapping, found in groups.items()},
+        "oracle": passed["first sum of every group is the closed form"], "oracle_pass": sums_pass,
+        "order_setup": {"ranks": 2, "shapes_equal": True},
+        "ordered_result": {name: values[0] for name, values in ordered.items()},
+        "swapped_result": {**{name: values[0] for name, values in swapped.items()}, "hang": False},
+        "swapped_by_rank": swapped, "matching": swapped["A"] == swapped["B"] != ordered["A"],
+    }
+    if real is not None:
+        # Silent with equal shapes (the pair, and swaps that real ranks finished), loud with unequal ones.
+        loud = [case["outcome"] for case in real["cases"] if case["kind"] == "wrong_shape"]
+        found["silent_corruption"] = found["matching"] and bool(loud) and "silent" not in loud
+    return found
 
 
 def recorder_facts(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -232,7 +233,7 @@ def _measure(params: Params, run_dir: Path, predicted: dict[str, Any], outcome: 
 
 def _trades(steps: list[dict[str, float]]) -> bool:
     """Whether more capacity dropped less and computed and padded more, at every step from the smallest to none."""
-    pairs = list(zip(steps, steps[1:]))
+    pairs = list(pairwise(steps))
     return bool(pairs) and all(
         b["dropped_share"] <= a["dropped_share"] and b["max_rows"] >= a["max_rows"]
         and b["padded_share"] >= a["padded_share"] for a, b in pairs) and steps[-1]["dropped_share"] == 0
@@ -300,7 +301,11 @@ def figures(record: RunRecord) -> dict[str, go.Figure]:
     """received, phases, wait_split, and where there is data skew, bandwidth and capacity."""
     from labkit.plots.moe import moe_figures
 
-    return moe_figures(record, caption=f"{record.hardware_tag}, run {record.run_id}, {record.created_utc[:10]}")
+    gpus = record.environment.get("hardware", {}).get("gpus") or []
+    profile = match_profile(str(gpus[0].get("name"))) if gpus and record.params["device"] == "cuda" else None
+    link = load_profile(profile).value("link_one_way_bytes_per_s") if profile else None
+    return moe_figures(record.results, name=record.hardware_tag, link_gb_per_s=link / 1e9 if link else None,
+                       caption=f"{record.hardware_tag}, run {record.run_id}, {record.created_utc[:10]}")
 
 
 def compare(records: list[RunRecord]) -> pd.DataFrame:

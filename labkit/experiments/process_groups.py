@@ -6,18 +6,18 @@ Example: `python -m labkit run process_groups --preset cpu`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.calc import collective_order, collective_schedule, mesh_mapping
+from labkit.calc import collective_schedule, mesh_mapping, mesh_prediction
 from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, plain_params
 from labkit.hardware import HardwareProfile
 from labkit.launch.process import launch_worker
 from labkit.launch.torchrun import launch_torchrun
 from labkit.paths import CLAIMS
-from labkit.records import Oracle, RunRecord, write_json
+from labkit.records import RunRecord, write_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,8 +33,6 @@ INNERMOST_FIRST = {"tp_local": ("TP", "PP", "DP"), "tp_cross": ("PP", "DP", "TP"
 """Order of the axes over the bits of a rank; nothing else differs between the mappings."""
 WIRE_BURST_BYTES = 256 * 1024
 """What the shaped wire's token bucket lets through at once: as set in `labkit.workers.two_nodes`."""
-MACHINE_LINKS = ("PIX", "PHB", "SYS")
-"""Link classes of the report's machine: devices that differ in bit 0, 1, 2."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,28 +122,22 @@ def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[
         a phase on this hardware).
     """
     groups = {mapping: mesh_mapping.mesh_groups(axes=params.axes(mapping)) for mapping in params.mappings}
-    pair = [["A", [1000, 1001]], ["B", [2000, 2001]]]
-    orders = {"ordered": [["A", "B"], ["A", "B"]], "swapped": [["A", "B"], ["B", "A"]]}
     links = report_links() if CLAIMS.is_dir() else {}  # a GPU host may have been given the code without the ledger
-    topology = mesh_mapping.bit_topology(links=MACHINE_LINKS)
-    v100 = {}
-    for mapping, inner in INNERMOST_FIRST.items() if links else ():
-        times = mesh_mapping.step_times(
-            groups=mesh_mapping.mesh_groups(axes=[[axis, 2] for axis in inner]), calls={"TP": 4, "PP": 1, "DP": 1},
-            topology=topology, links=links, size_bytes=64 * 2**20)
-        v100[mapping] = {**{f"{axis.lower()}_phase": 1e3 * time for axis, time in times["phases"].items()},
-                         "serial": 1e3 * times["serial"], "concurrent_least": 1e3 * times["concurrent_least"],
-                         "concurrent_most": 1e3 * times["concurrent_most"]}
     known = {} if hardware is None else {name: field.value for name, field in hardware.measured.items()}
     busbw = known.get(f"all_reduce_busbw_{params.world_size}_gpus_bytes_per_s")
     return {
-        "groups": groups, "creation_order": {m: list(collective_schedule.group_members(groups=g)) for m, g
-                                             in groups.items()},
+        "groups": groups,
+        "creation_order": {m: list(collective_schedule.group_members(groups=g)) for m, g in groups.items()},
         "num_groups": {mapping: sum(map(len, found.values())) for mapping, found in groups.items()},
-        "order_values": {case: collective_order.reduced_by_position(orders=order, values=pair)
-                         for case, order in orders.items()},
-        "v100_ms": v100, "v100_links_gb_per_s": {name: link["bytes_per_s"] / 1e9 for name, link in links.items()},
-        "search": mapping_search() if links else {}, "slow_floor_ms": _slow_floors(params, groups),
+        "order_values": mesh_prediction.pair_values(),
+        "v100_ms": {mapping: mesh_prediction.report_step_ms(innermost_first=inner, links=links)
+                    for mapping, inner in INNERMOST_FIRST.items()} if links else {},
+        "v100_links_gb_per_s": {name: link["bytes_per_s"] / 1e9 for name, link in links.items()},
+        "search": mapping_search() if links else {},
+        "slow_floor_ms": {mapping: mesh_prediction.wire_floor_ms(
+            groups=found, calls=params.calls, payload_bytes=params.slow_payload_mib * 2**20,
+            bytes_per_s=params.slow_link_mbit_per_s * 1e6 / 8, burst_bytes=WIRE_BURST_BYTES)
+            for mapping, found in groups.items()} if params.slow_link_mbit_per_s else {},
         "floor_ms": {"tp_phase": 1e3 * params.tp_calls * params.payload_mib * 2**20 / busbw}
         if busbw and params.world_size == params.tp == 2 else {},
     }
@@ -167,36 +159,15 @@ def report_links() -> dict[str, dict[str, float]]:
 
 
 def mapping_search(*, tp_calls: int = 4, pp_calls: int = 1, dp_calls: int = 1) -> dict[str, Any]:
-    """All placements of a 2 x 2 x 2 mesh on the report's machine, fastest first; see `mesh_mapping.rank_mappings`.
+    """All placements of the mesh on the report's machine, fastest first; see `mesh_prediction.search_summary`.
 
     Args:
         tp_calls: all-reduces of a step on the tensor-parallel axis.
         pp_calls: on the pipeline axis.
         dp_calls: on the data-parallel axis.
     """
-    found = mesh_mapping.rank_mappings(
-        axes=[["TP", 2], ["PP", 2], ["DP", 2]], calls={"TP": tp_calls, "PP": pp_calls, "DP": dp_calls},
-        topology=mesh_mapping.bit_topology(links=MACHINE_LINKS), links=report_links(), size_bytes=64 * 2**20)
-    ranking = found["ranking"]
-    keep = [*ranking[:6], *ranking[-2:]] if len(ranking) > 8 else ranking
-    return {**{name: value for name, value in found.items() if name != "ranking"}, "shown": keep,
-            "all_serial_ms": [1e3 * entry["serial_s"] for entry in ranking],
-            "num_best": sum(entry["serial_s"] <= ranking[0]["serial_s"] * (1 + 1e-12) for entry in ranking)}
-
-
-def _slow_floors(params: Params, groups: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """ms that the wire needs at least for the bytes of all pairs that cross it; groups of two ranks only."""
-    if not params.slow_link_mbit_per_s:
-        return {}
-    half, rate = params.world_size // 2, params.slow_link_mbit_per_s * 1e6 / 8
-    floors: dict[str, dict[str, float]] = {}
-    for mapping, axes in groups.items():
-        for axis, found in axes.items():
-            crossing = sum(min(group) < half <= max(group) for group in found if len(group) == 2)
-            if crossing and params.calls[axis]:
-                sent = params.calls[axis] * crossing * params.slow_payload_mib * 2**20
-                floors.setdefault(mapping, {})[axis] = 1e3 * max(0.0, sent - WIRE_BURST_BYTES) / rate
-    return floors
+    return mesh_prediction.search_summary(
+        calls={"TP": tp_calls, "PP": pp_calls, "DP": dp_calls}, links=report_links())
 
 
 def run(params: Params, *, preset: str = "custom", run_id: str | None = None,
@@ -233,7 +204,8 @@ def _measure(params: Params, run_dir: Path, predicted: dict[str, Any], outcome: 
         outcome.argv.append(_launch(params, run_dir / f"p{index}", predicted, index=index, progress=progress))
         processes.append(read_ranks(run_dir / f"p{index}"))
     first = processes[0]
-    cases, played = broken_schedules(params, num_cases=params.num_faults)
+    cases, played = mesh_prediction.random_faults(
+        num_cases=params.num_faults, num_steps=params.fault_steps, first_seed=1000 * params.seed)
     detection = mesh_results.detection(cases, played)
     real = _real_faults(params, run_dir / "faults", outcome, progress) if params.num_real_faults else None
     dumps = run_dir / "p0" / "flight"
@@ -248,7 +220,7 @@ def _measure(params: Params, run_dir: Path, predicted: dict[str, Any], outcome: 
         first, predicted, detection=detection, real=real, recorder=recorder, is_cuda=params.device == "cuda",
         slow=slow, num_ranks=params.world_size)
     outcome.samples |= samples | slow_samples | twin_samples
-    outcome.results |= timed | slow | twin | _structure(params, first, outcome.oracles, real)
+    outcome.results |= timed | slow | twin | mesh_results.structure(first, params.mappings, outcome.oracles, real)
     outcome.results |= {"faults": detection, "real_faults": real, "recorder": recorder,
                         "slow_link_refusal": next(iter(refusals - {None}), None)}
     if len(slow.get("slow_serial", {})) == 2:
@@ -259,63 +231,15 @@ def _measure(params: Params, run_dir: Path, predicted: dict[str, Any], outcome: 
         outcome.results["mapping_is_critical_path"] = cross["p10"] > local["p90"]
 
 
-def _structure(params: Params, rows: list[dict[str, Any]], oracles: list[Oracle],
-               real: dict[str, Any] | None) -> dict[str, Any]:
-    """Results without a time, under the names that the ledger asks for."""
-    from labkit.analyze import mesh_results
-
-    passed = {oracle.name: oracle.passed for oracle in oracles}
-    groups = {mapping: mesh_results.groups_of(rows, mapping) for mapping in params.mappings}
-    ordered, swapped = (mesh_results.order_values(rows, is_swapped=is_swapped) for is_swapped in (False, True))
-    sums_pass = passed["first sum of every group is the closed form"] and passed[
-        "payload after every timed phase is the closed form"]
-    found = {
-        "new_group_order": passed["every rank made all groups in one order"],
-        **{f"map_{mapping.removeprefix('tp_')}": found for mapping, found in groups.items()},
-        "oracle": passed["first sum of every group is the closed form"], "oracle_pass": sums_pass,
-        "order_setup": {"ranks": 2, "shapes_equal": True},
-        "ordered_result": {name: values[0] for name, values in ordered.items()},
-        "swapped_result": {**{name: values[0] for name, values in swapped.items()}, "hang": False},
-        "swapped_by_rank": swapped, "matching": swapped["A"] == swapped["B"] != ordered["A"],
-    }
-    if real is not None:
-        # Silent with equal shapes (the pair, and swaps that real ranks finished), loud with unequal ones.
-        loud = [case["outcome"] for case in real["cases"] if case["kind"] == "wrong_shape"]
-        found["silent_corruption"] = found["matching"] and bool(loud) and "silent" not in loud
-    return found
-
-
-def broken_schedules(params: Params, *, num_cases: int, first_seed: int = 0) -> tuple[list[Any], list[Any]]:
-    """Random faults of each kind in turn, and what playing them gives; the mesh is always 2 x 2 x 2.
-
-    Args:
-        params: gives calls, steps and seed.
-        num_cases: faults.
-        first_seed: added to the seed, to get others.
-
-    Returns: (cases as `collective_schedule.inject_fault`, results of `collective_schedule.play`).
-    """
-    groups = mesh_mapping.mesh_groups(axes=[["TP", 2], ["PP", 2], ["DP", 2]])
-    calls = {"TP": 4, "PP": 1, "DP": 1}
-    schedule = collective_schedule.mesh_schedule(groups=groups, calls=calls, num_steps=params.fault_steps)
-    members = collective_schedule.group_members(groups=groups)
-    kinds = collective_schedule.FAULTS
-    cases = [collective_schedule.inject_fault(
-        schedule=schedule, kind=kinds[i % len(kinds)], seed=1000 * params.seed + first_seed + i)
-        for i in range(num_cases)]
-    return cases, [collective_schedule.play(schedule=case["schedule"], members=members) for case in cases]
-
-
 def _real_faults(params: Params, folder: Path, outcome: Outcome,
                  progress: Callable[[str], None] | None) -> dict[str, Any]:
     from labkit.analyze.mesh_results import real_faults
 
-    cases, played = broken_schedules(params, num_cases=params.num_real_faults, first_seed=500)
-    groups = mesh_mapping.mesh_groups(axes=[["TP", 2], ["PP", 2], ["DP", 2]])
+    cases, played = mesh_prediction.random_faults(
+        num_cases=params.num_real_faults, num_steps=params.fault_steps, first_seed=1000 * params.seed + 500)
     folder.mkdir()
     write_json(folder / "params.json", {
-        "cases": [{"schedule": case["schedule"], "members": collective_schedule.group_members(groups=groups)}
-                  for case in cases],
+        "cases": [{"schedule": case["schedule"], "members": mesh_prediction.report_members()} for case in cases],
         "call_timeout_s": params.call_timeout_s, "num_at_once": 4,
         "case_deadline_s": 20 + 4 * params.call_timeout_s})
     outcome.argv.append(launch_worker("order_faults", run_dir=folder, timeout_s=params.timeout_s,
@@ -397,7 +321,7 @@ def figures(record: RunRecord) -> dict[str, go.Figure]:
     """mapping_search, detectors, report_phases, and where there is data slow_phases."""
     from labkit.plots.mesh import mesh_figures
 
-    return mesh_figures(record, reported=reported(),
+    return mesh_figures(record.results, record.prediction["values"], reported=reported(),
                         caption=f"{record.hardware_tag}, run {record.run_id}, {record.created_utc[:10]}")
 
 

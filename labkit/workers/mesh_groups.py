@@ -139,8 +139,8 @@ def missing_call(session: Session, timeout_s: float) -> None:
 
 
 def shared_link(session: Session, params: dict[str, Any], num_elements: int) -> None:
-    """Two communicators over the same pair of ranks: one call each, in turn and at once. Do two groups double a link?"""
-    groups = [dist.new_group([0, 1], group_desc=f"twin{i}") for i in range(2)]
+    """Two communicators over one pair of ranks, one call each, in turn and at once: do two groups double a link?"""
+    groups: list[Any] = [dist.new_group([0, 1], group_desc=f"twin{i}") for i in range(2)]
     if session.rank > 1:
         return
     buffers = [torch.zeros(num_elements, device=session.device) for _ in groups]
@@ -177,7 +177,7 @@ def slow_link(session: Session, params: dict[str, Any]) -> None:
 
 def dump_recorder(session: Session) -> None:
     """Write the flight recorder's dump, without stack traces: they hold paths."""
-    library: Any = torch._C._distributed_c10d
+    library: Any = getattr(torch._C, "_distributed_c10d")  # noqa: B009
     name = next((n for n in (("_dump_nccl_trace",) if session.is_cuda else ("_dump_fr_trace",)) if hasattr(library, n)),
                 None)
     if name is None:

@@ -1,4 +1,4 @@
-"""How fast an all-to-all moves large payloads on GPUs, beside plain copies between the same two GPUs in the same run."""
+"""How fast an all-to-all moves large payloads on GPUs, beside plain copies between the same GPUs in the same run."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def count_calls(session: Session, rows: Tensor, route: Route, weights: Weights) 
         receive = exchange_counts(route, session)
         combine(apply_expert(dispatch(rows, route, receive), weights), route, receive)
         session.synchronize()
-    names = [event.name for event in profiler.events()]
+    names = [event.name for event in profiler.events() or []]
     session.write("calls", all_to_alls=sum(name == "c10d::alltoall_base_" for name in names),
                   other_collectives=sorted({name for name in names if name.startswith("c10d::")
                                             and name != "c10d::alltoall_base_"}))
@@ -131,7 +131,7 @@ def kernel_lengths(session: Session, rows: Tensor, route: Route, delay_s: float)
                 time.sleep(delay_s)
             dispatch(rows, route, receive)
             session.synchronize()
-        kernels = [event for event in profiler.events()
+        kernels = [event for event in profiler.events() or []
                    if "nccl" in event.name.lower() and str(event.device_type).endswith("CUDA")]
         # An annotation lane repeats each kernel under the name of the call; kernels are called ncclDevKernel...
         own = [event for event in kernels if "kernel" in event.name.lower()]

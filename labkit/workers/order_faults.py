@@ -33,12 +33,13 @@ def tensor_value(name: str, rank: int) -> int:
 def play_rank(rank: int, calls: list[dict[str, Any]], members: dict[str, list[int]], *, store_path: Path,
               log_path: Path, timeout_s: float) -> None:
     """Make this rank's groups in the common order, then its calls, blocking, until the end or an error."""
-    store = dist.FileStore(str(store_path), -1)
+    store = dist.FileStore(str(store_path), -1)  # pyright: ignore[reportPrivateImportUsage]
     groups = {}
     for name, ranks in members.items():
         if rank in ranks:
             groups[name] = dist.ProcessGroupGloo(
-                dist.PrefixStore(name, store), ranks.index(rank), len(ranks), timedelta(seconds=timeout_s))
+                dist.PrefixStore(name, store),  # pyright: ignore[reportPrivateImportUsage]
+                ranks.index(rank), len(ranks), timedelta(seconds=timeout_s))
     counts: dict[str, int] = {}
     with open(log_path, "w", encoding="utf-8") as stream:
         def write(**values: Any) -> None:
