@@ -94,7 +94,7 @@ def test_bandwidths_by_hand():
     """1 MiB in 100 us on 8 ranks: algbw 10.486 GB/s, busbw times 1.75; all-gather times 7/8."""
     times = gather_times(by_name(cell("p0-auto", [row([100.0]), row([100.0], collective="all_gather")])))
     found = sweep_results(times, world_size=8)
-    assert found["algbw_gb_per_s"]["auto"]["1 MiB"]["value"] == pytest.approx(10.48576)
+    assert found["algbw_gb_per_s"]["auto"]["1 MiB"] == pytest.approx(10.48576)
     assert found["busbw_gb_per_s"]["auto"]["1 MiB"]["value"] == pytest.approx(18.35008)
     assert found["busbw_gb_per_s"]["all_gather"]["1 MiB"]["value"] == pytest.approx(9.17504)
 
@@ -184,8 +184,8 @@ def test_samples_outside_the_common_time_do_not_count():
 
 
 def plan(name, *, forced=False, sizes=(SIZE,), kind="times"):
-    return {"name": name, "forced": forced, "kind": kind, "devices": [0, 1], "collectives": ["all_reduce"],
-            "sizes_bytes": list(sizes)}
+    return {"name": name, "forced": forced, "kind": kind, "devices": [0, 1],
+            "sizes": {"all_reduce": list(sizes)}}
 
 
 def failed(cells, planned, *, link=None, **more):

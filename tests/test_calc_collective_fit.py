@@ -140,10 +140,19 @@ def test_every_case_is_in_every_process_once():
     assert [cells[0]["name"], cells[8]["name"], cells[16]["name"]] == ["p0-auto", "p1+-auto", "p2-Ring+LL"]
 
 
+def test_other_collectives_take_every_second_of_dense_sizes():
+    sizes = [1024, 2048, 4096, 8192]
+    plan = lambda factor: plan_cells(  # noqa: E731
+        world_size=2, sizes_bytes=sizes, collectives=["all_reduce", "broadcast"], factor=factor)
+    (dense,), (coarse,) = plan(2), plan(4)
+    assert dense["sizes"] == {"all_reduce": sizes, "broadcast": [1024, 4096]}
+    assert coarse["sizes"] == {"all_reduce": sizes, "broadcast": sizes}
+
+
 def test_only_forced_cells_force_and_only_all_reduce():
     for cell in plan_cells(**PLAN):
         assert cell["forced"] == ("NCCL_ALGO" in cell["env"]) and cell["env"]["NCCL_NVLS_ENABLE"] == "0"
-        assert not cell["forced"] or cell["collectives"] == ["all_reduce"]
+        assert not cell["forced"] or list(cell["sizes"]) == ["all_reduce"]
     channel = next(cell for cell in plan_cells(**PLAN) if cell["name"] == "p0-ch4")
     limits = ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")
     assert [channel["env"][name] for name in limits] == ["4"] * 4

@@ -46,7 +46,7 @@ def test_every_collective_was_measured_and_checked(lab):
     assert len(exp.table(record)) == 24 and results["engine"] == "torch"
     for case, sizes in results["busbw_gb_per_s"].items():
         for label, found in sizes.items():
-            share = found["value"] / results["algbw_gb_per_s"][case][label]["value"]
+            share = found["value"] / results["algbw_gb_per_s"][case][label]
             assert share == pytest.approx({"all_gather": 0.5, "reduce_scatter": 0.5, "all_to_all": 0.5}.get(case, 1.0))
 
 
@@ -121,14 +121,15 @@ def fake_gpu(change=lambda plan, rows: None, seen=None):
                 status = {"name": plan["name"], "status": "measured", "reason": None, "wall_s": 1.0}
                 for rank in range(2):
                     rows = [{"kind": "setup", "num_ranks": 2}]
-                    for collective in plan["collectives"]:
-                        for size in plan["sizes_bytes"]:
+                    for collective, sizes in plan["sizes"].items():
+                        for size in sizes:
                             rows.append(timed(plan, case, collective, size))
                     change(plan, rows)
                     rows = [{"rank": rank, **row} for row in [*rows, {"kind": "end"}]]
                     (folder / f"rank{rank}.jsonl").write_text("\n".join(map(json.dumps, rows)))
                 if "INFO" in plan["env"]["NCCL_DEBUG"]:
-                    (folder / "nccl_rank0.log").write_text("\n".join(LINES + log_lines(case, plan["sizes_bytes"])))
+                    lines = LINES + log_lines(case, plan["sizes"]["all_reduce"])
+                    (folder / "nccl_rank0.log").write_text("\n".join(lines))
                 if case == "Tree+LL128":
                     status |= {"status": "refused", "reason": "no algorithm/protocol available"}
                 stream.write(json.dumps(status) + "\n")
@@ -231,7 +232,7 @@ def test_nccl_tests_is_the_engine_where_it_is_found(gpu, monkeypatch, tmp_path):
     assert results["time_us"]["Ring+LL"]["1 MiB"]["value"] == pytest.approx(40 + 2**20 / 1e5)  # out of place
     assert "Test NCCL failure" in results["refused"]["p0-Tree+LL128"]
     by_worker = [plan for plan in seen if plan["kind"] == "times" and plan["num_samples"]]
-    assert by_worker and not any("all_reduce" in plan["collectives"] for plan in by_worker)
+    assert by_worker and not any("all_reduce" in plan["sizes"] for plan in by_worker)
     assert results["time_us"]["broadcast"]["1 MiB"]["n"] == 3
     run_dir = Path(os.environ["LABKIT_RUNS_DIR"]) / exp.SLUG / record.run_id
     kept = [path.read_text(errors="replace") for path in run_dir.rglob("*") if path.is_file()]

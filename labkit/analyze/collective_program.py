@@ -25,14 +25,14 @@ def split_plan(planned: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], lis
     """
     own, program = [], []
     for cell in planned:
-        if cell["kind"] != "times" or cell["num_samples"] == 0 or "all_reduce" not in cell["collectives"]:
+        if cell["kind"] != "times" or cell["num_samples"] == 0 or "all_reduce" not in cell["sizes"]:
             own.append(cell)
             continue
-        others = [collective for collective in cell["collectives"] if collective != "all_reduce"]
+        others = {name: sizes for name, sizes in cell["sizes"].items() if name != "all_reduce"}
         if others:
             process, _, case = cell["name"].partition("-")
-            own.append({**cell, "name": f"{process}o-{case}", "collectives": others})
-        program.append({**cell, "collectives": ["all_reduce"]})
+            own.append({**cell, "name": f"{process}o-{case}", "sizes": others})
+        program.append({**cell, "sizes": {"all_reduce": cell["sizes"]["all_reduce"]}})
     return own, program
 
 

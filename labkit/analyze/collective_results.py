@@ -62,7 +62,7 @@ def sweep_results(times: Times, *, world_size: int) -> dict[str, Any]:
                 speeds = [size / time / 1e3 for time in samples]
                 label = size_label(size)
                 time_us.setdefault(name, {})[label] = quantity(samples, "us", num_processes=len(processes))
-                algbw.setdefault(name, {})[label] = quantity(speeds, "GB/s", num_processes=len(processes))
+                algbw.setdefault(name, {})[label] = median(speeds)
                 busbw.setdefault(name, {})[label] = quantity(
                     [speed * factor for speed in speeds], "GB/s", num_processes=len(processes))
     return {"time_us": time_us, "algbw_gb_per_s": algbw, "busbw_gb_per_s": busbw}

@@ -35,7 +35,7 @@ def sweep_frame(record: RunRecord) -> pd.DataFrame:
             rows.append({
                 "case": case, "size_bytes": label_bytes(label), "size": label, "time_us": time["value"],
                 "p10_us": time["p10"], "p90_us": time["p90"], "num_samples": time["n"],
-                "algbw_gb_per_s": record.results["algbw_gb_per_s"][case][label]["value"],
+                "algbw_gb_per_s": record.results["algbw_gb_per_s"][case][label],
                 "busbw_gb_per_s": record.results["busbw_gb_per_s"][case][label]["value"]})
     rows.sort(key=lambda row: (row["case"] != "auto", "+" not in row["case"], row["case"], row["size_bytes"]))
     return pd.DataFrame(rows).convert_dtypes() if rows else pd.DataFrame(columns=["case"])

@@ -264,8 +264,8 @@ def _answer(run: _Run, facts: dict[str, Any], failure: str | None) -> dict[str, 
         **verdict(rows, oob=oob, oob_ok=None if word is None else word == "OK", bandwidth_check=bandwidth_check,
                   validation=run.config.get("validation"), finished=finished),
     }
-    if is_amd and answer["vendor"] is None:
-        answer |= {"vendor": "amd", "library": "rccl"}
+    if run.ranks and answer["vendor"] is None:
+        answer |= {"vendor": "amd", "library": "rccl"} if is_amd else {"vendor": "nvidia", "library": "nccl"}
     answer["incomplete_rows"] = sum(len(cells) < layout.num_cells for cells in run.rows)
     if layout.is_cpu_time:
         speeds = [(row["size"], row["out_of_place"].get("algbw")) for row in rows if row["out_of_place"]]

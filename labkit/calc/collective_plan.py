@@ -64,10 +64,11 @@ def parse_pairs(text: str) -> list[list[int]]:
 
 
 def plan_cells(
-    *, world_size: int, sizes_bytes: Sequence[int], collectives: Sequence[str], large_bytes: Sequence[int] = (),
-    combos: Sequence[str] = (), channels: Sequence[int] = (), channel_bytes: int = 2**28, pair_sets: Sequence[str] = (),
-    pair_bytes: int = 2**26, with_directions: bool = False, with_logs: bool = False, num_processes: int = 1,
-    num_warmup: int = 5, num_samples: int = 20, timing: str = "eager", timeout_s: float = 60.0,
+    *, world_size: int, sizes_bytes: Sequence[int], collectives: Sequence[str], factor: int = 4,
+    large_bytes: Sequence[int] = (), combos: Sequence[str] = (), channels: Sequence[int] = (),
+    channel_bytes: int = 2**28, pair_sets: Sequence[str] = (), pair_bytes: int = 2**26,
+    with_directions: bool = False, with_logs: bool = False, num_processes: int = 1, num_warmup: int = 5,
+    num_samples: int = 20, timing: str = "eager", timeout_s: float = 60.0,
     env: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
     """Cells in the order they run: each process does all of them once, then those that only log.
@@ -76,6 +77,7 @@ def plan_cells(
         world_size: ranks of the sweep.
         sizes_bytes: sizes of every cell.
         collectives: those run as the library chooses; all_reduce alone is forced.
+        factor: between sizes; below 4 the other collectives take every second size.
         large_bytes: further sizes for the library's own choice of all_reduce.
         combos: pairs to force, e.g. "Ring+LL".
         channels: numbers of channels to force, with Ring+Simple.
@@ -91,8 +93,8 @@ def plan_cells(
         timeout_s: deadline of a cell.
         env: settings of all cells.
 
-    Returns: mappings with name, kind, devices, env, forced, collectives, sizes_bytes, num_warmup, num_samples, timing,
-        timeout_s, and pairs where there are any. Names are p<process>-<case> and log-<case>.
+    Returns: mappings with name, kind, devices, env, forced, sizes ({collective: [bytes]}), num_warmup, num_samples,
+        timing, timeout_s, and pairs where there are any. Names are p<process>-<case> and log-<case>.
     Raises: ValueError as `forced_env` and `parse_pairs`.
     Assumes: cases are rotated from process to process, so that none is always first.
     Source: section 4 of the report, its four experiments.
@@ -107,26 +109,28 @@ def plan_cells(
 
     def cell(case: str, kind: str = "times", **changes: Any) -> dict[str, Any]:
         return {"name": case, "kind": kind, "devices": everyone, "env": base, "forced": False,
-                "collectives": ["all_reduce"], "sizes_bytes": list(sizes_bytes), **common, **changes}
+                "sizes": {"all_reduce": list(sizes_bytes)}, **common, **changes}
 
-    cases = [cell("auto", collectives=list(collectives))]
-    if large_bytes:
-        cases.append(cell("auto", sizes_bytes=list(large_bytes), timing="eager" if timing == "eager" else "graph"))
     single = "eager" if timing == "eager" else "graph"
+    coarse = list(sizes_bytes) if factor > 2 else list(sizes_bytes[::2])
+    cases = [cell("auto", sizes={
+        name: list(sizes_bytes) if name == "all_reduce" else coarse for name in collectives})]
+    if large_bytes:
+        cases.append(cell("auto", sizes={"all_reduce": list(large_bytes)}, timing=single))
     cases += [cell(combo, env={**base, **forced_env(combo)}, forced=True, timing=single) for combo in combos]
     for number in channels:
         limits = {f"NCCL_{bound}_{name}": str(number) for bound in ("MIN", "MAX") for name in ("CTAS", "NCHANNELS")}
         cases.append(cell(f"ch{number}", env={**base, **forced_env("Ring+Simple"), **limits, **LOG}, forced=True,
-                          sizes_bytes=[channel_bytes], timing=single))
+                          sizes={"all_reduce": [channel_bytes]}, timing=single))
     for i, text in enumerate(pair_sets):
         pairs = parse_pairs(text)
         devices = [rank for pair in pairs for rank in pair]
         places = [[2 * k, 2 * k + 1] for k in range(len(pairs))]
-        cases.append(cell(f"pairs{i}", "pairs", devices=devices, pairs=places, sizes_bytes=[pair_bytes], timing=single,
-                          num_samples=PAIR_SAMPLES * num_samples))
+        cases.append(cell(f"pairs{i}", "pairs", devices=devices, pairs=places, timing=single,
+                          sizes={"all_reduce": [pair_bytes]}, num_samples=PAIR_SAMPLES * num_samples))
     if with_directions:
-        cases.append(cell("directions", "pairs", devices=[0, 1], pairs=[[0, 1]], collectives=list(DIRECTIONS),
-                          sizes_bytes=[pair_bytes], timing=single))
+        cases.append(cell("directions", "pairs", devices=[0, 1], pairs=[[0, 1]], timing=single,
+                          sizes={name: [pair_bytes] for name in DIRECTIONS}))
     names = [case["name"] for case in cases]
     cells = []
     for process in range(num_processes):

@@ -62,6 +62,7 @@ class Params:
     min_bytes: int = 1024
     max_bytes: int = 2**22
     factor: int = 4
+    """Between sizes; below 4 the collectives other than all_reduce take every second size."""
     large_bytes: tuple[int, ...] = ()
     """Further sizes of the all-reduce that the library chooses itself."""
     combos: tuple[str, ...] = ()
@@ -132,7 +133,7 @@ def planned_cells(params: Params) -> list[dict[str, Any]]:
     """Every cell of a run, as the worker takes it."""
     return plan_cells(
         world_size=params.world_size, sizes_bytes=params.sizes_bytes, collectives=params.collectives,
-        large_bytes=params.large_bytes, combos=params.combos, channels=params.channels,
+        factor=params.factor, large_bytes=params.large_bytes, combos=params.combos, channels=params.channels,
         channel_bytes=params.channel_bytes, pair_sets=params.pair_sets, pair_bytes=params.pair_bytes,
         with_directions=params.with_directions, with_logs=params.with_logs, num_processes=params.num_processes,
         num_warmup=params.num_warmup, num_samples=params.num_samples, timing=params.timing,
@@ -211,9 +212,10 @@ def _measure(params: Params, run_dir: Path, outcome: Outcome, progress: Callable
     files.pack(folder)
     for plan in by_program:
         assert program is not None
+        sizes = plan["sizes"]["all_reduce"]
         ran = run_nccl_tests(
             program, run_dir=folder / "nccl_tests" / plan["name"], num_gpus=params.world_size, env=plan["env"],
-            min_bytes=min(plan["sizes_bytes"]), max_bytes=max(plan["sizes_bytes"]), factor=params.factor,
+            min_bytes=min(sizes), max_bytes=max(sizes), factor=params.factor,
             num_warmup=params.num_warmup, num_iterations=params.num_samples, timeout_s=params.cell_timeout_s,
             with_json=writes_json(program))
         outcome.argv.append(ran.argv)

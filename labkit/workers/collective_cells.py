@@ -7,7 +7,7 @@ it starts. So this process imports torch, touches no device, and forks the ranks
 and share nothing. A cell that the library refuses, or that hangs, ends alone and is recorded.
 
 In: params.json with `device` and `cells`; each cell has name, kind (`times`, `log` or `pairs`), devices, env, forced,
-collectives, sizes_bytes, num_warmup, num_samples, timing, timeout_s, and for pairs: pairs.
+sizes ({collective: [bytes]}), num_warmup, num_samples, timing, timeout_s, and for pairs: pairs.
 Out: `cells.jsonl`, a line a cell (name, status, reason, wall_s), and `cells/<name>/rank<k>.jsonl`, `nccl_rank<k>.log`.
 """
 
@@ -154,8 +154,8 @@ def _nccl_version() -> str:
 
 def _times(cell: dict[str, Any], rank: int, device: torch.device, wait: Callable[[], None], write: Write) -> None:
     """Every collective on every size: samples first, then one call on data that can be checked."""
-    for collective in cell["collectives"]:
-        for size_bytes in cell["sizes_bytes"]:
+    for collective, sizes in cell["sizes"].items():
+        for size_bytes in sizes:
             call = prepare(collective, size_bytes=size_bytes, rank=rank, num_ranks=len(cell["devices"]), device=device)
             try:
                 call.run()
@@ -191,8 +191,7 @@ def _pairs(cell: dict[str, Any], rank: int, device: torch.device, wait: Callable
     own = groups[mine]
     group = own if isinstance(own, dist.ProcessGroup) else None
     place = pairs[mine].index(rank)
-    (size_bytes,) = cell["sizes_bytes"]
-    for collective in cell["collectives"]:
+    for collective, (size_bytes,) in cell["sizes"].items():
         call = prepare(collective, size_bytes=size_bytes, rank=place, num_ranks=2, device=device, group=group,
                        ranks=list(pairs[mine]))
         call.run()  # a connection is made by the first call
