@@ -61,11 +61,16 @@ def sweep_results(times: Times, *, world_size: int) -> dict[str, Any]:
                 samples = [time for process in processes for time in process]
                 speeds = [size / time / 1e3 for time in samples]
                 label = size_label(size)
-                time_us.setdefault(name, {})[label] = quantity(samples, "us", num_processes=len(processes))
-                algbw.setdefault(name, {})[label] = median(speeds)
-                busbw.setdefault(name, {})[label] = quantity(
-                    [speed * factor for speed in speeds], "GB/s", num_processes=len(processes))
+                time_us.setdefault(name, {})[label] = _brief(quantity(samples, "us", num_processes=len(processes)))
+                algbw.setdefault(name, {})[label] = float(f"{median(speeds):.6g}")
+                busbw.setdefault(name, {})[label] = _brief(quantity(
+                    [speed * factor for speed in speeds], "GB/s", num_processes=len(processes)))
     return {"time_us": time_us, "algbw_gb_per_s": algbw, "busbw_gb_per_s": busbw}
+
+
+def _brief(found: dict[str, Any]) -> dict[str, Any]:
+    """A quantity to six digits: a record holds hundreds of them, and no clock has more."""
+    return {**found, **{name: float(f"{found[name]:.6g}") for name in ("value", "p10", "p90")}}
 
 
 def samples_of(times: Times) -> dict[str, Any]:
