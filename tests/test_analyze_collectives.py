@@ -101,7 +101,7 @@ def test_bandwidths_by_hand():
 
 def test_processes_are_kept_apart_and_logs_are_no_measurement():
     cells = by_name(cell("p0-auto", [row([1.0, 2.0])]), cell("p1-auto", [row([3.0])]), cell("log-auto", [row([])]),
-                    cell("p2-auto", status="refused", reason="x"), cell("p0+-auto", [row([9.0], size=2**30)]))
+                    cell("p2-auto", status="refused", reason="x"), cell("p3-auto", [row([9.0], size=2**30)]))
     times = gather_times(cells)
     assert times["auto"]["all_reduce"] == {SIZE: [[1.0, 2.0], [3.0]], 2**30: [[9.0]]}
     quantity = sweep_results(times, world_size=2)["time_us"]["auto"]["1 MiB"]

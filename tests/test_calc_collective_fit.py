@@ -131,13 +131,21 @@ PLAN = dict(world_size=2, sizes_bytes=[1024, 4096], collectives=["all_reduce", "
 
 def test_every_case_is_in_every_process_once():
     cells = plan_cells(**PLAN)
-    cases = ["auto", "+auto", "Ring+LL", "Tree+Simple", "ch1", "ch4", "pairs0", "directions"]
+    cases = ["auto", "Ring+LL", "Tree+Simple", "ch1", "ch4", "pairs0", "directions"]
     for process in range(3):
-        own = [cell["name"].removeprefix(f"p{process}") for cell in cells if cell["name"].startswith(f"p{process}")]
-        assert sorted(name.replace("-", "", 1) for name in own) == sorted(cases)
+        own = [cell["name"] for cell in cells if cell["name"].startswith(f"p{process}-")]
+        assert sorted(name.removeprefix(f"p{process}-") for name in own) == sorted(cases)
     assert [cell["name"] for cell in cells[-3:]] == ["log-auto", "log-Ring+LL", "log-Tree+Simple"]
-    assert len({cell["name"] for cell in cells}) == len(cells) == 27
-    assert [cells[0]["name"], cells[8]["name"], cells[16]["name"]] == ["p0-auto", "p1+-auto", "p2-Ring+LL"]
+    assert len({cell["name"] for cell in cells}) == len(cells) == 24
+    assert [cells[0]["name"], cells[7]["name"], cells[14]["name"]] == ["p0-auto", "p1-Ring+LL", "p2-Tree+Simple"]
+    assert cells[0]["sizes"] == {"all_reduce": [1024, 4096, 2**30], "broadcast": [1024, 4096]}
+
+
+def test_graphs_are_logged_while_they_are_timed_once():
+    cells = plan_cells(**PLAN, timing="both")
+    assert [cell["name"] for cell in cells if cell["name"].startswith("log-")] == ["log-auto"]
+    logging = [cell["name"] for cell in cells if "TUNING" in cell["env"].get("NCCL_DEBUG_SUBSYS", "")]
+    assert logging == ["p0-Ring+LL", "p0-Tree+Simple", *(f"p{p}-ch{n}" for p in range(3) for n in (1, 4)), "log-auto"]
 
 
 def test_other_collectives_take_every_second_of_dense_sizes():

@@ -115,7 +115,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def pack(run_dir: Path) -> None:
-    """Put the files of all cells into `ranks.jsonl` and `nccl_log.txt` (without hosts and paths), and drop them."""
+    """Put the files of all cells into `ranks.jsonl` and `nccl_log.txt` (no hosts, paths, repeats), and drop them."""
     rows, logs = [], []
     for folder in sorted((run_dir / "cells").glob("*")):
         for path in sorted(folder.glob("rank*.jsonl")):
@@ -123,7 +123,7 @@ def pack(run_dir: Path) -> None:
                 rows.append(f'{{"cell": {json.dumps(folder.name)}, {row[1:]}')
         for path in [*sorted(folder.glob("nccl_rank*.log")), *sorted(folder.glob("rank*.error"))]:
             logs.append(f"=== {folder.name}/{path.name}")
-            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            for line in dict.fromkeys(path.read_text(encoding="utf-8", errors="replace").splitlines()):
                 line = re.sub(r"^(\[[\d :.-]+\] )?\S+?:\d+:\d+ ", "", line)
                 logs.append(re.sub(r"(?<![\w.])/[\w.@+-]+(?:/[\w.@+-]*)+", "<path>", line))
     write_atomic(run_dir / "ranks.jsonl", "\n".join(rows) + "\n")

@@ -21,7 +21,8 @@ SIDE = "out_of_place"
 def split_plan(planned: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(cells for the worker, cells for the program): the program takes every timed all-reduce.
 
-    The library's own choice is then two cells: all_reduce by the program, the other collectives by the worker.
+    The library's own choice is then two cells: all_reduce by the program, the other collectives by the worker. Sizes
+    off the grid (the large ones) are left out.
     """
     own, program = [], []
     for cell in planned:
@@ -32,8 +33,18 @@ def split_plan(planned: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], lis
         if others:
             process, _, case = cell["name"].partition("-")
             own.append({**cell, "name": f"{process}o-{case}", "sizes": others})
-        program.append({**cell, "sizes": {"all_reduce": cell["sizes"]["all_reduce"]}})
+        program.append({**cell, "sizes": {"all_reduce": _grid(cell["sizes"]["all_reduce"])}})
     return own, program
+
+
+def _grid(sizes: list[int]) -> list[int]:
+    """The first sizes that stand in one ratio: a program takes a first, a last and a factor."""
+    kept = sizes[:2]
+    for size in sizes[2:]:
+        if size * kept[0] != kept[-1] * kept[1]:
+            break
+        kept.append(size)
+    return kept
 
 
 def program_cell(plan: dict[str, Any], *, text: Path, json: Path | None, exitcode: int | None, timed_out: bool,

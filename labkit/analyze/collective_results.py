@@ -139,21 +139,24 @@ def crossovers(fitted: Mapping[str, Mapping[str, Any]]) -> dict[str, float | Non
 
 def logged(cells: Mapping[str, Cell]) -> dict[str, Any]:
     """What the library logged: its own choice by size, the forced pairs, channels, paths, version and cost model."""
-    logs = {case_of(cell.name): cell.log for cell in cells.values() if cell.name.startswith("log-") and cell.log}
-    channel_logs = {case_of(cell.name): cell.log for cell in cells.values()
-                    if cell.log and case_of(cell.name).startswith("ch") and cell.log["choices"]}
-    own = logs.get(OWN) or {}
+    logs = {case_of(cell.name): cell.log for cell in cells.values()
+            if cell.status == "measured" and cell.log and cell.log["choices"]}
+    channel_logs = {case: log for case, log in logs.items() if case[:2] == "ch"}
+    own: dict[str, Any] = logs.get(OWN) or {}
     forced = {case: sorted({pair or "several" for pair in log["chosen"].get("all_reduce", {}).values()})
-              for case, log in logs.items() if case != OWN}
+              for case, log in logs.items() if "+" in case}
     subsystems = [set(log["subsystems"]) for log in logs.values()]
     return {
         "chosen": {size_label(int(size)): pair for size, pair in sorted(
             own.get("chosen", {}).get("all_reduce", {}).items(), key=lambda entry: int(entry[0]))},
+        "chosen_channels": {size_label(row["size_bytes"]): row["num_channels"] for row in sorted(
+            own.get("choices", []), key=lambda row: row["size_bytes"]) if row["num_channels"]},
         "forced_pairs_in_log": forced,
         "channels_in_log": {case.removeprefix("ch"): sorted({row["num_channels"] for row in log["choices"]
                                                              if row["num_channels"]})
                             for case, log in channel_logs.items()},
-        "model_us_gb_per_s": own.get("model", {}).get("all_reduce", {}),
+        "model_us_gb_per_s": {pair: model for pair, model in own.get("model", {}).get("all_reduce", {}).items()
+                              if pair.split("+")[0] in ("Ring", "Tree")},
         "transport": own.get("transports", {}),
         "nccl_version": next((log["nccl_version"] for log in logs.values() if log["nccl_version"]), None),
         "debug_env": bool(subsystems) and all(set(SUBSYSTEMS) <= found for found in subsystems) if logs else None,

@@ -85,7 +85,8 @@ def plan_cells(
         pair_sets: sets of disjoint pairs, e.g. "0-1 2-3", each run alone and then together.
         pair_bytes: the size for pairs and directions.
         with_directions: send between ranks 0 and 1: one way, the other, both.
-        with_logs: log the choice for every size, untimed, for the library's own and each forced pair.
+        with_logs: log the choice for every size, for the library's own and each forced pair; in cells that time
+            nothing, or while a graph is replayed, which logs nothing.
         num_processes: fresh processes of each timed cell.
         num_warmup: calls before the first sample.
         num_samples: samples in each process.
@@ -114,9 +115,7 @@ def plan_cells(
     single = "eager" if timing == "eager" else "graph"
     coarse = list(sizes_bytes) if factor > 2 else list(sizes_bytes[::2])
     cases = [cell("auto", sizes={
-        name: list(sizes_bytes) if name == "all_reduce" else coarse for name in collectives})]
-    if large_bytes:
-        cases.append(cell("auto", sizes={"all_reduce": list(large_bytes)}, timing=single))
+        name: [*sizes_bytes, *large_bytes] if name == "all_reduce" else coarse for name in collectives})]
     cases += [cell(combo, env={**base, **forced_env(combo)}, forced=True, timing=single) for combo in combos]
     for number in channels:
         limits = {f"NCCL_{bound}_{name}": str(number) for bound in ("MIN", "MAX") for name in ("CTAS", "NCHANNELS")}
@@ -131,15 +130,17 @@ def plan_cells(
     if with_directions:
         cases.append(cell("directions", "pairs", devices=[0, 1], pairs=[[0, 1]], timing=single,
                           sizes={name: [pair_bytes] for name in DIRECTIONS}))
-    names = [case["name"] for case in cases]
+    # Replayed graphs call nothing that could log: there the first process may log what it times.
+    log_while_timing = with_logs and single == "graph"
     cells = []
     for process in range(num_processes):
         shift = process % len(cases)
-        for i, case in enumerate(cases[shift:] + cases[:shift]):
-            again = "+" if case["name"] in names[: (i + shift) % len(cases)] else ""
-            cells.append({**case, "name": f"p{process}{again}-{case['name']}"})
+        for case in cases[shift:] + cases[:shift]:
+            logs = log_while_timing and process == 0 and case["name"] in combos
+            env_of_cell = {**case["env"], **LOG} if logs else case["env"]
+            cells.append({**case, "name": f"p{process}-{case['name']}", "env": env_of_cell})
     if with_logs:
         quiet = {"num_warmup": 0, "num_samples": 0, "timing": "eager"}
         cells += [cell(f"log-{case}", env={**base, **LOG, **(forced_env(case) if case != "auto" else {})},
-                       forced=case != "auto", **quiet) for case in ("auto", *combos)]
+                       forced=case != "auto", **quiet) for case in ("auto", *(() if log_while_timing else combos))]
     return cells
