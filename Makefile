@@ -14,7 +14,7 @@ help:
 	@echo "make site      open the built book in a headless Chromium with the network blocked (needs chromium)"
 	@echo "make mutants   plant every known error and demand that a test notices"
 	@echo "make lint      ruff and basedpyright"
-	@echo "make bench     measure the tools themselves (trace analyzer against traceinsight)"
+	@echo "make bench     measure the tools themselves: trace analyzer and load client against others"
 	@echo "make clean     remove build/ and caches; keeps .venv, runs/ and data/"
 
 setup:
@@ -45,6 +45,7 @@ lint: setup
 
 bench: setup
 	@$(PY) benchmarks/trace_speed.py
+	@$(PY) benchmarks/load_client.py
 
 clean:
 	rm -rf build .pytest_cache .ruff_cache .hypothesis
