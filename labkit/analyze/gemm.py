@@ -110,7 +110,8 @@ def knee(by_rows: Mapping[str, float], case: Case, rates: Mapping[str, Any]) -> 
     The floor is the median, over few rows, of time minus what the activations add by the model; the slope is that of a
     line through the large products. `rows` lets the slope start at the launch floor, as the model does; `crossing_rows`
     lets it start where the fitted line does, so a fixed cost of large products moves it; `half_double_rows` is half of
-    the rows at which a call takes twice the floor, and needs no fit. An ideal curve gives M* three times.
+    the rows at which a call takes twice the floor, and needs no line. An ideal curve gives M* twice, and then what M*
+    would be if activations cost nothing.
 
     Args:
         by_rows: rows -> time, ms.

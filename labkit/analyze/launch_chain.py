@@ -23,9 +23,12 @@ STEPS_PER_OP = {"eager": 1, "paired": 2, "graph": 1}
 
 def prediction(
     *, sizes: Sequence[int], lengths: Sequence[int], variants: Sequence[str], op_us: float, node_us: float,
-    call_us: float, bytes_per_s: float | None,
+    call_us: float, bytes_per_s: float, is_asynchronous: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Times before anything runs, from three assumed costs and a bandwidth.
+
+    A GPU works while the host issues the next operator: the slower of the two decides. On a CPU one thread does both,
+    so they add up and nothing is ever hidden.
 
     Args:
         sizes: elements of the tensor, FP32.
@@ -34,25 +37,28 @@ def prediction(
         op_us: host time of one operator, microseconds.
         node_us: least time of one kernel inside a graph, microseconds.
         call_us: host time of launching a graph or one generated kernel, microseconds.
-        bytes_per_s: bandwidth of an elementwise operator; None: launches only.
+        bytes_per_s: bandwidth of an elementwise operator.
+        is_asynchronous: a GPU.
 
     Returns: {"ops": {variant: {length: operators}}, "time_us": {variant: {size: {length: us}}}, "hiding_elements": size
-    from which launches are hidden, or None}.
+    from which launches are hidden, None on a CPU}.
     """
     ops = {name: {str(n): -(-n // STEPS_PER_OP[name]) if name in STEPS_PER_OP else 1 for n in lengths}
            for name in variants}  # fmt: skip
     time_us: dict[str, dict[str, dict[str, float]]] = {}
     for name in variants:
         for size in sizes:
-            run_us = 8 * size / bytes_per_s * 1e6 if bytes_per_s else 0.0
+            run_us = 8 * size / bytes_per_s * 1e6
             time_us.setdefault(name, {})[str(size)] = {
-                str(n): _predicted_us(name, ops[name][str(n)], run_us=run_us, op_us=op_us, node_us=node_us,
-                                      call_us=call_us) for n in lengths}  # fmt: skip
-    hiding = kernels.hiding_elements(launch_s=op_us * 1e-6, bytes_per_s=bytes_per_s) if bytes_per_s else None
+                str(n): _gpu_us(name, ops[name][str(n)], run_us=run_us, op_us=op_us, node_us=node_us, call_us=call_us)
+                if is_asynchronous
+                else ops[name][str(n)] * ((op_us if name in STEPS_PER_OP else call_us) + run_us)
+                for n in lengths}  # fmt: skip
+    hiding = kernels.hiding_elements(launch_s=op_us * 1e-6, bytes_per_s=bytes_per_s) if is_asynchronous else None
     return {"ops": ops, "time_us": time_us, "hiding_elements": hiding}
 
 
-def _predicted_us(name: str, num_ops: int, *, run_us: float, op_us: float, node_us: float, call_us: float) -> float:
+def _gpu_us(name: str, num_ops: int, *, run_us: float, op_us: float, node_us: float, call_us: float) -> float:
     if name in ("eager", "paired"):
         return 1e6 * kernels.stream_time_s(num_kernels=num_ops, kernel_s=run_us * 1e-6, launch_s=op_us * 1e-6)
     if name == "graph":

@@ -53,12 +53,14 @@ class Params:
     num_processes: int = 1
     rounds: int = 20
     """Samples of each chain in each process."""
-    op_us: float = 1.0
+    op_us: float = 2.0
     """Assumed before the run: host time of one operator, microseconds."""
     node_us: float = 1.5
     """Assumed before the run: least time of a kernel in a graph, microseconds."""
     call_us: float = 20.0
     """Assumed before the run: host time of launching a graph, a generated kernel or a compiled function."""
+    elementwise_gb_per_s: float = 20.0
+    """Assumed before the run where no profile says it: bytes read and written by an operator, 1e9 bytes/s."""
     seed: int = 0
     timeout_s: float = 300
     """Deadline of each process, seconds."""
@@ -80,7 +82,7 @@ class Params:
         for name, least in (("num_threads", 1), ("num_processes", 1), ("rounds", 1), ("seed", 0)):
             value = getattr(self, name)
             _require(isinstance(value, int) and value >= least, name, value, f"a whole number, at least {least}")
-        for name in ("op_us", "node_us", "call_us", "timeout_s"):
+        for name in ("op_us", "node_us", "call_us", "elementwise_gb_per_s", "timeout_s"):
             _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
 
 
@@ -96,7 +98,7 @@ def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[
         params: what will be run.
         hardware: profile of the GPU; if not given, that of this machine's GPU when `device` is cuda.
 
-    Returns: as `labkit.analyze.launch_chain.prediction`; without a profile (a CPU) work itself counts as nothing.
+    Returns: as `labkit.analyze.launch_chain.prediction`.
     """
     if hardware is None and params.device == "cuda":
         gpus = machine.detect().gpus
@@ -105,7 +107,8 @@ def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[
     copy = hardware.measured.get("copy_bytes_per_s") if hardware else None
     return analyze.prediction(
         sizes=params.sizes, lengths=params.lengths, variants=params.variants, op_us=params.op_us,
-        node_us=params.node_us, call_us=params.call_us, bytes_per_s=copy.value if copy else None)
+        node_us=params.node_us, call_us=params.call_us, is_asynchronous=params.device == "cuda",
+        bytes_per_s=float(copy.value) if copy and copy.value else params.elementwise_gb_per_s * 1e9)
 
 
 def run(
