@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from labkit.analyze.collective_files import Cell
+from labkit.analyze.collective_tables import fit_frame, winner_frame
 from labkit.conduct import Outcome
 from labkit.experiments import nccl_sweep as exp
 from labkit.hardware import load_profile
@@ -87,6 +88,9 @@ def test_figures_and_comparison_of_a_cpu_run(lab):
 GPU = dict(device="cuda", world_size=2, min_bytes=1024, max_bytes=2**20, combos=exp.COMBOS, channels=(1, 2),
            with_logs=True, timing="both", pair_bytes=2**20, collectives=("all_reduce", "broadcast"), num_samples=3)
 LINES = [f"n:1:2 [0] NCCL INFO {line}" for line in (
+    "  Algorithm   |                          Tree                  |                          Ring                  |",
+    "  Protocol    |           LL |        LL128 |       Simple |           LL |        LL128 |       Simple |",
+    "    AllReduce |   8.0/  61.1 |  16.5/ 180.6 |  16.4/ 232.2 |   7.8/ 141.0 |  17.8/ 331.2 |  15.2/ 360.0 |",
     "comm 0x1 rank 0 nranks 2 - Init COMPLETE", "Trees [0] 1/-1/-1->0->-1", "NCCL version 2.28.9+cuda13.0",
     "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM")]
 RATE = {"LL": 100, "LL128": 200, "Simple": 300}
@@ -177,6 +181,11 @@ def test_a_matrix_gives_winners_fits_channels_and_the_library_choice(gpu):
     figures = exp.figures(record)
     assert set(figures) == {"bandwidth", "collectives", "time_by_pair", "fit", "residuals", "channels", "directions"}
     assert "LL to LL128" in figures["time_by_pair"].layout.title.text
+    fits, best = fit_frame(record).set_index("case"), winner_frame(record).set_index("size")
+    assert (fits.loc["Ring+LL", "nccl_alpha_us"], fits.loc["Ring+LL", "nccl_gb_per_s"]) == (7.8, 141.0)
+    assert list(best.index) == ["1 KiB", "4 KiB", "16 KiB", "64 KiB", "256 KiB", "1 MiB"]
+    assert best.loc["1 MiB", "loss_pct"] == pytest.approx(
+        100 * (time_us("auto", 2**20) / time_us("Ring+LL128", 2**20) - 1), rel=1e-3)
 
 
 def test_a_forced_cell_that_ran_another_pair_fails_the_run(gpu, monkeypatch):

@@ -63,14 +63,17 @@ def fit_frame(record: RunRecord) -> pd.DataFrame:
     """One row a case: alpha and bandwidth from every second size, tested on the others.
 
     Columns: case, alpha_us, algbw_gb_per_s, median_held_out_pct, worst_held_out_pct (absolute residuals of the sizes
-    that were not fitted).
+    that were not fitted), nccl_alpha_us and nccl_gb_per_s (what NCCL's own cost table says, from its log; None without).
     """
     import pandas as pd
 
     columns = ["alpha_us", "algbw_gb_per_s", "median_held_out_pct", "worst_held_out_pct"]
-    rows = [{"case": case, **{name: fit[name] for name in columns}}
+    model = record.results.get("model_us_gb_per_s", {})
+    rows = [{"case": case, **{name: fit[name] for name in columns},
+             "nccl_alpha_us": model.get(case, {}).get("latency_us"),
+             "nccl_gb_per_s": model.get(case, {}).get("bandwidth_gb_per_s")}
             for case, fit in record.results.get("fit", {}).items()]
-    return pd.DataFrame(rows, columns=["case", *columns])
+    return pd.DataFrame(rows, columns=["case", *columns, "nccl_alpha_us", "nccl_gb_per_s"])
 
 
 def comparison(records: Sequence[RunRecord], *, reported: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
