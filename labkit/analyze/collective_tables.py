@@ -63,7 +63,7 @@ def fit_frame(record: RunRecord) -> pd.DataFrame:
     """One row a case: alpha and bandwidth from every second size, tested on the others.
 
     Columns: case, alpha_us, algbw_gb_per_s, median_held_out_pct, worst_held_out_pct (absolute residuals of the sizes
-    that were not fitted), nccl_alpha_us and nccl_gb_per_s (what NCCL's own cost table says, from its log; None without).
+    that were not fitted), nccl_alpha_us and nccl_gb_per_s (NCCL's own cost table, from its log; None without one).
     """
     import pandas as pd
 
