@@ -26,7 +26,8 @@ ROW = "        1024           256     float     sum      -1    28.31    0.04    
 
 
 @pytest.mark.parametrize("prefix", [
-    "[1,0]<stdout>:", "[1,0]<stdout>: ", "0: ", " 3: ", "2026-11-29T20:00:00.123456789Z ", "worker-0  | ", "[prterun-n0-7@1,0]<stdout>: ",
+    "[1,0]<stdout>:", "[1,0]<stdout>: ", "0: ", " 3: ", "2026-11-29T20:00:00.123456789Z ", "worker-0  | ",
+    "2026-11-29T20:00:00.1Z stdout F ", "Sun Nov 29 20:00:00 2026[1,0]<stdout>:", "Sun Nov 29 20:00:00 2026<stdout>:", "[prterun-n0-7@1,0]<stdout>: ",
     "\x1b[32m", "    ",
 ])
 def test_what_a_launcher_puts_in_front_does_not_matter(prefix):

@@ -17,7 +17,8 @@ from labkit.analyze.nccl_tests import count, in_words, number, operation, ranks_
 from labkit.analyze.smi import plain_text
 
 _PREFIX = re.compile(  # mpirun --tag-output (also with time stamps), srun --label, kubectl logs --timestamps, compose
-    r"^(?:\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d)? |(?:[A-Z][a-z]{2} ){2}[\d :]+(?=\[)"
+    r"^(?:\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d)? (?:std(?:out|err) [FP] )?"
+    r"|(?:[A-Z][a-z]{2} ){2}[\d :]+(?=[\[<])|<std(?:out|err|diag)>: ?"
     r"|\[(?:[^\]\s]+[:@])?\d+,\d+\](?:<std(?:out|err|diag)>)?: ?|\s{0,6}\d+: |[\w.-]+\s+\| )")
 _LIBRARY_LINE = re.compile(
     r"[A-Za-z][\w.-]*:\d+:\d+ (?:\[\d+\] )?(?:N|R)CCL |\[\d{4}-\d\d-\d\d [\d:.]+\] [\w.-]+:\d+:\d+ ")
