@@ -1,6 +1,9 @@
 """What NCCL chose, from the log lines of several versions; and never from the name of a kernel."""
 # ruff: noqa: E501 (lines as the tools print them)
 
+import json
+import random
+
 import pytest
 
 from labkit.analyze.kinds import UnreadableInput
@@ -88,3 +91,17 @@ def test_a_refusal_is_a_warning():
 def test_other_text_is_refused():
     with pytest.raises(UnreadableInput, match="NCCL_DEBUG=INFO"):
         parse_log("all fine\n")
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_damaged_log_gives_an_answer_or_one_error(seed):
+    chance = random.Random(seed)
+    letters = list(log(*NEW_TABLE, "AllReduce: 4096 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}",
+                       "8 Bytes -> Algo 1 proto 2 time 56.2", "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"))
+    for _ in range(chance.randrange(1, 80)):
+        place = chance.randrange(len(letters))
+        letters[place] = chance.choice(["", "|", "\n", ".", "/", "-", "9", letters[place] * 3])
+    try:
+        json.dumps(parse_log("".join(letters)), allow_nan=False)
+    except UnreadableInput as error:
+        assert "\n" not in str(error)

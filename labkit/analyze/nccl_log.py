@@ -23,7 +23,7 @@ COLLECTIVES = {"AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScat
                "Broadcast": "broadcast", "Reduce": "reduce", "AllToAll": "all_to_all", "AlltoAll": "all_to_all"}
 _CHOICE = re.compile(
     r"(?:\b(\w+)(?: \[\w+\])?:\s*)?(?<!\d)(\d+) Bytes -> Algo (\S+) proto (\S+)"
-    r"(?: time ([\d.]+))?(?: channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\})?")
+    r"(?: time (\d+(?:\.\d+)?))?(?: channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\})?")
 _KERNEL = re.compile(r"(\w+) \[Symmetric\]:\s*(\d+) Bytes -> Kernel (\S+)(?: nchannels (\d+))?")
 _VIA = re.compile(r"Channel (\d+)(?:/\d+)? : (\d+)\[[^\]]*\] -> (\d+)\[[^\]]*\](?: \[\w+\])? via (\S+(?: pointer)?)")
 _ENV = re.compile(r"\b((?:NCCL|RCCL)_\w+) set by environment to (\S+)")
@@ -141,7 +141,7 @@ def _model(lines: list[str]) -> dict[str, dict[str, dict[str, float]]]:
             columns = [f"{algorithms[i // each]}+{protocol_name(cell)}" for i, cell in enumerate(cells)]
         elif head in COLLECTIVES and columns:
             for column, cell in zip(columns, cells):
-                if found := re.fullmatch(r"(-?[\d.]+)/\s*(-?[\d.]+)", cell):
+                if found := re.fullmatch(r"(-?\d+(?:\.\d+)?)/\s*(-?\d+(?:\.\d+)?)", cell):
                     model.setdefault(COLLECTIVES[head], {})[column] = {
                         "latency_us": float(found[1]), "bandwidth_gb_per_s": float(found[2])}
     return model
