@@ -244,7 +244,7 @@ def fill_outcome(params: Params, cells: dict[str, files.Cell], outcome: Outcome,
     eager = found.sweep_results(found.gather_times(cells, eager=True), world_size=params.world_size)["time_us"]
     winners = found.winners(swept["time_us"], params.combos)
     outcome.samples |= found.samples_of(times)
-    outcome.results |= {
+    answers = {
         **swept, **winners, **found.logged(cells), **found.channel_results(times, world_size=params.world_size),
         **found.values_checked(cells), **pairs.pair_results(cells, families=_families(params, links)),
         **pairs.direction_results(cells),
@@ -257,6 +257,8 @@ def fill_outcome(params: Params, cells: dict[str, files.Cell], outcome: Outcome,
         "graph_error": next((row["graph_error"] for cell in cells.values() for row in cell.times
                              if row["graph_error"]), None),
     }
+    # What this machine cannot answer is left out: an unknown is not an answer that differs.
+    outcome.results |= {name: answer for name, answer in answers.items() if answer is not None}
     outcome.oracles += sweep_oracles(
         cells, planned=planned, results=outcome.results, world_size=params.world_size,
         link_gb_per_s=link_bytes_per_s / 1e9 if link_bytes_per_s else None)
