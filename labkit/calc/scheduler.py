@@ -241,7 +241,7 @@ class Scheduler:
         return found
 
     def _allocate(self, sequence: _Sequence, tokens: int, found: Sequence[int] = ()) -> bool:
-        """Blocks for `tokens` more tokens, behind those found in the cache; False, and nothing changed, if they lack."""
+        """Blocks for `tokens` more tokens, behind those found cached; False, and nothing changed, if not enough."""
         size = self.config.block_size
         computed = sequence.num_computed + len(found) * size
         new = -(-(computed + tokens) // size) - len(sequence.blocks) - len(found)
