@@ -2,14 +2,17 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
+from labkit import machine
 from labkit.analyze.collective_files import Cell
 from labkit.analyze.collective_tables import fit_frame, winner_frame
+from labkit.claims import verify
 from labkit.conduct import Outcome
 from labkit.experiments import nccl_sweep as exp
 from labkit.hardware import load_profile
@@ -205,6 +208,35 @@ def test_wrong_data_fail_the_run(gpu):
     assert record.status == "failed" and record.results["wrong_elements"] == 2
     with pytest.raises(RecordError, match="p0-Ring\\+LL all_reduce 16 KiB"):
         exp.check(record)
+
+
+@pytest.fixture
+def two_h200(monkeypatch):
+    """This machine says that it has two H200."""
+    here = machine.detect()
+    gpus = tuple(machine.Gpu(index=i, name="NVIDIA H200") for i in range(2))
+    monkeypatch.setattr(machine, "detect", lambda: replace(here, gpus=gpus, links={"0-1": "NV18"}))
+
+
+def standing(tmp_path):
+    return {row.id: row.status for row in verify(lab=exp.SLUG, roots=[tmp_path], tag="h200-x2")}
+
+
+def test_the_ledger_takes_the_structural_claims_from_a_gpu_record(gpu, two_h200, tmp_path):
+    record = gpu()
+    assert record.hardware_tag == "h200-x2" and record.prediction["values"]["floor_us"]["1 MiB"] == pytest.approx(
+        2**20 / 450e9 * 1e6)
+    found = standing(tmp_path)
+    for claim in ("nccl-wrong-zero", "audit-oracle-nccl", "nccl-debug-env", "nccl-threshold-factors"):
+        assert found[claim] == "verified", claim
+    for claim in ("nccl-pair-procedure", "nccl-topo-matrix-limit", "nccl-best-time", "nccl-channel-busbw"):
+        assert found[claim] == "not_run", claim  # no two pairs, or another machine's figures
+
+
+def test_a_record_with_a_wrong_element_proves_nothing(gpu, two_h200, tmp_path):
+    def spoil(plan, rows):
+        rows[1]["num_wrong"] = int(plan["name"] == "p0-Ring+LL")
+    assert gpu(spoil).status == "failed" and standing(tmp_path)["nccl-wrong-zero"] == "not_run"
 
 
 PROGRAM = """#!/usr/bin/env python3
