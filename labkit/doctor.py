@@ -133,13 +133,16 @@ def needed_packages(slug: str) -> list[str]:
     return sorted(packages)
 
 
-def counter_permission(params: Path = Path("/proc/driver/nvidia/params")) -> dict[str, bool | None]:
+def counter_permission(
+    params: Path = Path("/proc/driver/nvidia/params"), status: Path = Path("/proc/self/status")
+) -> dict[str, bool | None]:
     """Whether hardware counters may be read here.
 
     Args:
         params: the NVIDIA driver's parameter file.
+        status: this process's status, whose CapEff says what it is capable of: root in a container often is not.
 
-    Returns: {"admin_only": the driver's RmProfilingAdminOnly, "allowed": for this user}; None where there is no such
+    Returns: {"admin_only": the driver's RmProfilingAdminOnly, "allowed": for this process}; None where there is no such
         file. A container may forbid counters all the same: ncu's text then says ERR_NVGPUCTRPERM.
     """
     try:
@@ -149,7 +152,20 @@ def counter_permission(params: Path = Path("/proc/driver/nvidia/params")) -> dic
     if found is None:
         return {"admin_only": None, "allowed": None}
     admin_only = found[1] != "0"
-    return {"admin_only": admin_only, "allowed": not admin_only or os.geteuid() == 0}
+    return {"admin_only": admin_only, "allowed": not admin_only or _is_capable(status)}
+
+
+_MAY_COUNT = 1 << 21 | 1 << 38
+"""CAP_SYS_ADMIN, and CAP_PERFMON, which drivers accept since R565."""
+
+
+def _is_capable(status: Path) -> bool:
+    """Whether this process has a capability that lets it count; root, where the kernel does not say."""
+    try:
+        found = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", status.read_text(errors="replace"), re.M)
+    except OSError:
+        found = None
+    return bool(int(found[1], 16) & _MAY_COUNT) if found else os.geteuid() == 0
 
 
 def text(report: dict[str, Any]) -> str:
@@ -162,7 +178,8 @@ def text(report: dict[str, Any]) -> str:
     """
     lines = [f"This machine: {report['machine']['tag']}"]
     for title, line in _machine_lines(report):
-        lines += textwrap.wrap(line, 100, initial_indent=f"  {title:9} ", subsequent_indent=12 * " ")
+        lines += textwrap.wrap(line, 100, initial_indent=f"  {title:9} ", subsequent_indent=12 * " ",
+                               break_on_hyphens=False)  # an option is copied from here
     lines.append("Labs")
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in report["labs"]:
@@ -202,8 +219,11 @@ def _machine_lines(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     absent = [name for name, version in tools.items() if not version]
     if absent:
         yield "absent", ", ".join(absent)
-    answers = {True: "may be read", False: "only for the administrator", None: "unknown (no NVIDIA driver)"}
-    yield "counters", answers[report["counters"]["allowed"]]
+    change = ("not permitted; an administrator must load the driver with NVreg_RestrictProfilingToAdminUsers=0, or "
+              "grant CAP_SYS_ADMIN (a container: --cap-add=SYS_ADMIN)")
+    answers = {True: "may be read", False: change, None: "unknown (no NVIDIA driver)"}
+    without = "" if tools["ncu"] or not found["gpus"] else "; ncu is not installed, so hw_counters gpu1 cannot count"
+    yield "counters", answers[report["counters"]["allowed"]] + without
     if report["vllm_engine"]:
         yield "engines", "vllm installed"
     disk = report["disk_free_bytes"]

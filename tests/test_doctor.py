@@ -130,17 +130,36 @@ def test_text_says_unknown_where_it_is(lab, monkeypatch):
         (None, {"admin_only": None, "allowed": None}),
     ],
 )
-def test_counter_permission(tmp_path, monkeypatch, content, expected):
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+def test_counter_permission(tmp_path, content, expected):
+    (tmp_path / "status").write_text("Name: python\nCapEff:\t0000000000000000\n")
     if content is not None:
         (tmp_path / "params").write_text(content)
-    assert doctor.counter_permission(tmp_path / "params") == expected
+    assert doctor.counter_permission(tmp_path / "params", tmp_path / "status") == expected
 
 
-def test_the_administrator_may_read_counters(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
+@pytest.mark.parametrize(("capabilities", "uid", "allowed"), [
+    ("000001ffffffffff", 1000, True), ("0000000000200000", 1000, True), ("0000004000000000", 1000, True),
+    ("00000000a80425fb", 0, False),  # root in a container with the usual capabilities
+    (None, 0, True), (None, 1000, False),
+])  # fmt: skip
+def test_who_may_count_where_only_the_administrator_may(tmp_path, monkeypatch, capabilities, uid, allowed):
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
     (tmp_path / "params").write_text("RmProfilingAdminOnly: 1\n")
-    assert doctor.counter_permission(tmp_path / "params") == {"admin_only": True, "allowed": True}
+    if capabilities is not None:
+        (tmp_path / "status").write_text(f"Name: python\nCapEff:\t{capabilities}\n")
+    found = doctor.counter_permission(tmp_path / "params", tmp_path / "status")
+    assert found == {"admin_only": True, "allowed": allowed}
+
+
+def test_the_doctor_says_what_to_change_and_what_is_missing_for_counters(monkeypatch):
+    here = machine.Machine(cpu=machine.detect().cpu, gpus=(machine.Gpu(index=0, name="NVIDIA H200"),))
+    monkeypatch.setattr(machine, "detect", lambda: here)
+    monkeypatch.setattr(doctor, "counter_permission", lambda: {"admin_only": True, "allowed": False})
+    report = doctor.report()
+    report["tools"]["ncu"] = None
+    shown = " ".join(doctor.text(report).split())
+    for part in ("NVreg_RestrictProfilingToAdminUsers=0", "--cap-add=SYS_ADMIN", "ncu is not installed"):
+        assert part in shown, part
 
 
 @pytest.mark.parametrize(
