@@ -3,6 +3,7 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 
@@ -105,3 +106,18 @@ def test_a_damaged_log_gives_an_answer_or_one_error(seed):
         json.dumps(parse_log("".join(letters)), allow_nan=False)
     except UnreadableInput as error:
         assert "\n" not in str(error)
+
+
+def test_a_recorded_log_of_two_h200():
+    answer = parse_log((Path(__file__).parent / "data" / "nccl_log" / "h200_x2_nccl_2_28_9.txt").read_text())
+    assert answer["nccl_version"] == "2.28.9" and answer["num_ring_channels"] == 24
+    assert answer["subsystems"] == ["INIT", "ENV", "GRAPH", "TUNING"] and answer["transports"] == {"0-1": ["P2P/CUMEM"]}
+    chosen = {int(size): pair for size, pair in answer["chosen"]["all_reduce"].items()}
+    assert [size for size, pair in chosen.items() if pair == "Ring+LL"] == [2**power for power in range(10, 21)]
+    assert {pair for size, pair in chosen.items() if size > 2**20} == {"Ring+Simple"}
+    channels = {row["size_bytes"]: row["num_channels"] for row in answer["choices"]}
+    assert (channels[2**13], channels[2**14], channels[2**28]) == (1, 2, 24)
+    model = answer["model"]["all_reduce"]
+    assert model["Ring+LL"] == {"latency_us": 7.8, "bandwidth_gb_per_s": 141.0}
+    assert model["Tree+Simple"] == {"latency_us": 16.4, "bandwidth_gb_per_s": 232.2}
+    assert model["NVLS+Simple"]["bandwidth_gb_per_s"] == model["PAT+LL"]["bandwidth_gb_per_s"] == 0

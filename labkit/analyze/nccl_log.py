@@ -136,6 +136,7 @@ def _model(lines: list[str]) -> dict[str, dict[str, dict[str, float]]]:
             columns = ["+".join(part.strip() for part in cell.split("/")) for cell in cells]
         elif head == "Algorithm":
             algorithms = [algorithm_name(cell) for cell in cells]
+            columns = [f"{algorithm}+{protocol}" for algorithm in algorithms for protocol in PROTOCOLS]
         elif head == "Protocol" and algorithms and len(cells) % len(algorithms) == 0:
             each = len(cells) // len(algorithms)
             columns = [f"{algorithms[i // each]}+{protocol_name(cell)}" for i, cell in enumerate(cells)]
