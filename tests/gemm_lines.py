@@ -45,6 +45,8 @@ def sweep_lines(process=0, *, time=time_ms, count=20):
     for m in ROWS:
         half = [time(m)] * (count // 2)
         lines += [{"kind": "timing", "case": CASE, "mode": "cold", "rows": m, "round": r, "ms": half} for r in (0, 1)]
+    lines += [{"kind": "timing", "case": CASE, "mode": "graph", "rows": m, "ms": [time_ms(m, floor_s=0)] * 4}
+              for m in ROWS]  # fmt: skip
     lines.append({"kind": "timing", "case": CASE, "mode": "warm", "rows": 1, "ms": [0.004] * 4})
     for m, ms in ((1024, 0.1), (1025, 0.18)):
         lines.append({"kind": "timing", "case": CASE, "mode": "fine", "rows": m, "ms": [ms] * 4})

@@ -38,6 +38,7 @@ def test_an_ideal_machine_comes_out_as_it_went_in(tmp_path):
     seen = results["knee"][CASE]
     assert seen["rows"] == pytest.approx(star) and seen["crossing_rows"] == pytest.approx(star)
     assert seen["half_double_rows"] == pytest.approx(200)
+    assert results["knee_in_graph_rows"][CASE] == pytest.approx(star)
     assert seen["by_process"] == [pytest.approx(star)] * 2
     assert seen["flat_rows"] == [1, 2, 4, 8, 16, 32, 64] and seen["steep_rows"] == [512, 1024, 2048]
     assert seen["steep_tflop_per_s"] == pytest.approx(400)
@@ -66,6 +67,14 @@ def test_rounds_of_a_process_are_joined_and_processes_kept_apart(tmp_path):
     assert results["time_ms"][CASE]["64"]["n"] == 40 and results["time_ms"][CASE]["64"]["num_processes"] == 2
     assert analyze.samples(found)[f"cold {CASE} 1"]["unit"] == "us"
     assert analyze.samples(found)["ceiling read"]["values"][0] == [500.0, 500.0]
+
+
+def test_a_large_record_keeps_the_samples_of_the_main_modes(tmp_path, monkeypatch):
+    found, _ = run_of(tmp_path)
+    assert {name.split()[0] for name in analyze.samples(found)} == {
+        "cold", "graph", "warm", "fine", "grouped", "skewed", "loop", "ceiling"}
+    monkeypatch.setattr(analyze, "MOST_SAMPLES", 10)
+    assert {name.split()[0] for name in analyze.samples(found)} == {*analyze.MAIN_MODES, "ceiling"}
 
 
 def test_one_more_row_starts_a_wave(tmp_path):

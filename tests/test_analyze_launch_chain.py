@@ -7,14 +7,15 @@ from tests.launch_lines import LENGTHS, OPS, SIZES, VARIANTS, lines_of, wall_us,
 
 PARAMS = {"sizes": list(SIZES), "lengths": list(LENGTHS), "variants": list(VARIANTS), "compile_lengths": [8, 32],
           "compile_sizes": [16], "num_processes": 2}  # fmt: skip
-COSTS = {"sizes": SIZES, "lengths": LENGTHS, "variants": VARIANTS, "op_us": 4.0, "node_us": 1.5, "call_us": 8.0}
+COSTS = {"sizes": SIZES, "lengths": LENGTHS, "variants": VARIANTS,
+         "costs_us": {"op": 4.0, "node": 1.5, "graph": 8.0, "kernel": 6.0, "compiled": 7.0}}  # fmt: skip
 PREDICTED = analyze.prediction(**COSTS, bytes_per_s=4e12, is_asynchronous=True)
 
 
 def results_of(tmp_path, lines=lines_of):
     write_run(tmp_path, lines=lines)
     found = analyze.read_lines(tmp_path)
-    return found, analyze.results(found, PREDICTED, SIZES)
+    return found, analyze.results(found, PREDICTED, SIZES, LENGTHS, is_asynchronous=True)
 
 
 def judged(tmp_path, lines=lines_of):
@@ -31,6 +32,7 @@ def test_prediction_by_hand():
     assert PREDICTED["time_us"]["graph"]["16"]["32"] == pytest.approx(48)
     assert PREDICTED["time_us"]["graph"]["16"]["1"] == pytest.approx(8), "a graph of one node still costs its launch"
     assert PREDICTED["time_us"]["kernel"]["4194304"]["32"] == pytest.approx(big)
+    assert PREDICTED["time_us"]["kernel"]["16"]["32"] == 6 and PREDICTED["time_us"]["compiled"]["16"]["8"] == 7
     assert PREDICTED["hiding_elements"] == pytest.approx(2e6)
     assert PREDICTED["ops"]["paired"] == {"1": 1, "2": 1, "8": 4, "32": 16}
 
@@ -40,7 +42,7 @@ def test_on_a_cpu_launch_and_work_add_up():
                                is_asynchronous=False)  # fmt: skip
     work = 8 * 4194304 / 2e10 * 1e6
     assert found["time_us"]["eager"]["4194304"]["8"] == pytest.approx(8 * (4 + work))
-    assert found["time_us"]["compiled"]["4194304"]["8"] == pytest.approx(8 + work)
+    assert found["time_us"]["compiled"]["4194304"]["8"] == pytest.approx(7 + work)
     assert found["hiding_elements"] is None
 
 
@@ -57,6 +59,20 @@ def test_costs_that_went_in_come_out(tmp_path):
     assert results["residual_pct"]["eager"]["16"]["32"] == pytest.approx(100 * (130 / 128 - 1), abs=0.01)
     assert results["issue_us"]["paired"]["16"]["32"] == 64
     assert results["compile_s"] == {"16 8": 3.0}
+
+
+def test_the_run_s_own_costs_give_the_other_chains(tmp_path):
+    """Read off: 6 us an operator (2 of them fixed), 6.5 us a graph, 1.5 a node, 11 a kernel, 51 compiled, 40 us of
+    work for 2^22 elements. 32 small steps one by one would then take 192 us and took 130.
+    """
+    _, results = results_of(tmp_path)
+    costs = results["own_costs"]["costs_us"]
+    assert costs == {"op": 6.0, "node": pytest.approx(1.5), "graph": 6.5, "kernel": 11.0, "compiled": 51.0}
+    assert results["own_costs"]["bytes_per_s"] == pytest.approx(8 * 4194304 / (1282 / 32 * 1e-6))
+    assert results["own_residual_pct"]["eager"]["16"]["32"] == pytest.approx(100 * (130 / 192 - 1), abs=0.01)
+    assert results["own_residual_pct"]["eager"]["16"]["1"] == 0.0
+    assert results["own_residual_pct"]["graph"]["16"]["32"] == pytest.approx(100 * (53 / 48 - 1), abs=0.01)
+    assert analyze.own_costs({}, SIZES, LENGTHS) is None
 
 
 def test_launches_that_stay_visible_have_no_size(tmp_path):

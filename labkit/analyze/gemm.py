@@ -19,6 +19,8 @@ from labkit.calc import gemm_time
 from labkit.records import quantity
 
 Lines = list[dict[str, Any]]
+MOST_SAMPLES = 8000
+MAIN_MODES = ("cold", "graph", "grouped", "loop")
 P99_SAMPLES = 100
 """Fewer samples than this have no 99th percentile."""
 FLAT_SHARE, STEEP_SHARE = 0.34, 2.0
@@ -194,6 +196,15 @@ def tile_of(names: Sequence[str]) -> tuple[int, int] | None:
     return None
 
 
+def short_name(name: str) -> str:
+    """A kernel's name without namespace and template arguments.
+
+    >>> short_name("void cublasLt::splitKreduce_kernel<32, 16, int>(float)")
+    'splitKreduce_kernel'
+    """
+    return re.split(r"[<(]", name.replace(" (", "_"))[0].split("::")[-1].removeprefix("void ").strip()
+
+
 def steps(lines: Lines, found: Mapping[str, Case], *, num_sms: int | None) -> list[dict[str, Any]]:
     """What one more row costs: a row for each case and M of the fine sweep.
 
@@ -274,7 +285,7 @@ def results(
     """
     measured = ceilings(lines)
     rates = rates_of(measured)
-    cold, warm = times(lines, "cold"), times(lines, "warm")
+    cold, warm, replayed = (times(lines, mode) for mode in ("cold", "warm", "graph"))
     medians = {case: {m: median(v for part in parts for v in part) for m, parts in by_rows.items()}
                for case, by_rows in cold.items()}  # fmt: skip
     own = {case: predicted_ms(found[case], map(int, by_rows), rates) for case, by_rows in cold.items()}
@@ -286,21 +297,24 @@ def results(
         "time_ms": {case: {m: pooled(parts) for m, parts in by_rows.items()} for case, by_rows in cold.items()},
         "p99_ms": {case: {m: p99(parts) for m, parts in by_rows.items()} for case, by_rows in cold.items()},
         "warm_ms": {case: {m: pooled(parts) for m, parts in by_rows.items()} for case, by_rows in warm.items()},
+        "graph_ms": {case: {m: pooled(parts) for m, parts in by_rows.items()} for case, by_rows in replayed.items()},
         "mstar_rows": {case: {**predicted["mstar_rows"].get(case, {}), "this_run": critical_rows(found[case], rates)}
                        for case in found},
         "ridge_flop_per_byte": {
             **predicted["ridge_flop_per_byte"],
             "this_run": {kind: rate / rates["bytes_per_s"] for kind, rate in rates["flop_per_s"].items()}},
-        "knee": knees(cold, found, rates),
+        "knee": knees(cold, found, rates), "knee_in_graph": knees(replayed, found, {**rates, "floor_s": 0.0}),
         "residual_pct": {**{label: residual_pct(medians, by_case) for label, by_case in predicted["time_ms"].items()},
                          "this_run": residual_pct(medians, own)},
         "steps": steps(lines, found, num_sms=device.get("num_sms")),
-        "kernels": {case: {str(line["rows"]): line["names"] for line in of_kind(lines, "kernel", case=case)}
+        "kernels": {case: {str(line["rows"]): [short_name(name) for name in line["names"]]
+                           for line in of_kind(lines, "kernel", case=case)}
                     for case in found if of_kind(lines, "kernel", case=case)},
         "bound_used": _worst(lines),
         "left_out": [f"{line['case']} {line['mode']} {line['rows']}" for line in of_kind(lines, "left_out", process=0)],
     }  # fmt: skip
     out["knee_rows"] = {case: seen["rows"] for case, seen in out["knee"].items()}
+    out["knee_in_graph_rows"] = {case: seen["rows"] for case, seen in out["knee_in_graph"].items()}
     return {**out, **grouped(lines, found, rates, num_experts=num_experts, skewed_counts=skewed_counts)}
 
 
@@ -314,9 +328,17 @@ def _worst(lines: Lines) -> dict[str, float]:
 
 
 def samples(lines: Lines) -> dict[str, Any]:
-    """Every sample for `RunRecord.samples`: `<mode> <case> <rows>` and `ceiling <what>`, one list a process."""
+    """Samples for `RunRecord.samples`: `<mode> <case> <rows>` and `ceiling <what>`, one list a process.
+
+    Where there are more than MOST_SAMPLES, those of MAIN_MODES only: a record stays small enough to be committed, and
+    the files of the processes hold the others.
+    """
     out: dict[str, Any] = {}
-    for mode in dict.fromkeys(line["mode"] for line in of_kind(lines, "timing")):
+    timing = of_kind(lines, "timing")
+    modes = dict.fromkeys(line["mode"] for line in timing)
+    if sum(len(line["ms"]) for line in timing) > MOST_SAMPLES:
+        modes = [mode for mode in modes if mode in MAIN_MODES]
+    for mode in modes:
         for case, by_rows in times(lines, mode).items():
             for rows, parts in by_rows.items():
                 values = [[float(f"{1e3 * ms:.4g}") for ms in part] for part in parts]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from labkit.analyze.gemm import Lines, of_kind, rates_of
+from labkit.analyze.gemm import MAIN_MODES, MOST_SAMPLES, Lines, of_kind, rates_of
 from labkit.analyze.gemm_model import Case, predicted_ms
 from labkit.calc import gemm
 from labkit.records import Oracle
@@ -116,4 +116,7 @@ def notes(params: Mapping[str, Any], lines: Lines) -> list[str]:
         found.append("CPU: no waves of tiles; rates of bf16 depend on whether the CPU has bf16 instructions")
     else:
         found.append("short bursts: the card's clock is that of a rested card; see sustained_tflop_per_s")
+    timing = of_kind(lines, "timing")
+    if sum(len(line["ms"]) for line in timing) > MOST_SAMPLES:
+        found.append(f"samples of {', '.join(MAIN_MODES)} calls are in this record, the others in the processes' files")
     return list(dict.fromkeys(found))

@@ -18,7 +18,7 @@ def points_table(record: RunRecord) -> pd.DataFrame:
     Columns: case, kind, rows, intensity_flop_per_byte, bound (`memory` or `compute` by this run's ceilings),
     predicted_us (by the ceilings measured before the sweep), datasheet_us, p50_us, p10_us, p90_us, p99_us (None below
     100 samples), n, residual_pct (against predicted_us), gb_per_s and tflop_per_s (least bytes and FLOP over the
-    median), warm_us, kernel.
+    median), graph_us (back to back in a replayed graph), warm_us, kernel.
     """
     results, found = record.results, cases(record.params["shapes"], record.params["kinds"])
     predicted = results["predicted_ms"]
@@ -39,6 +39,7 @@ def points_table(record: RunRecord) -> pd.DataFrame:
                 "p99_us": _us(results["p99_ms"][case].get(str(m))), "n": seen["n"],
                 "residual_pct": results["residual_pct"].get("this_machine", {}).get(case, {}).get(str(m)),
                 "gb_per_s": moved / seen["value"] / 1e6, "tflop_per_s": flop / seen["value"] / 1e9,
+                "graph_us": _us(results["graph_ms"].get(case, {}).get(str(m), {}).get("value")),
                 "warm_us": _us(results["warm_ms"].get(case, {}).get(str(m), {}).get("value")),
                 "kernel": ", ".join(results["kernels"].get(case, {}).get(str(m), [])) or None,
             })  # fmt: skip
@@ -55,12 +56,13 @@ def knee_table(record: RunRecord) -> pd.DataFrame:
     Columns: case, mstar_datasheet, mstar_profile, mstar_this_run (rows; None where a ceiling is unknown), knee_rows
     (measured; None with a why), knee_low and knee_high (processes alone), residual_pct (knee over mstar_this_run),
     crossing_rows and half_double_rows (two other readings of the knee, see `labkit.analyze.gemm.knee`),
-    flat_gb_per_s (weight bytes over the fitted floor), steep_tflop_per_s (of the fitted slope), why.
+    knee_in_graph_rows (of calls back to back), flat_gb_per_s (weight bytes over the fitted floor, launch included),
+    graph_gb_per_s (the same back to back), steep_tflop_per_s (of the fitted slope), why.
     """
     results, found = record.results, cases(record.params["shapes"], record.params["kinds"])
     rows = []
     for case in (name for name in found if name in results["knee"]):
-        seen = results["knee"][case]
+        seen, replayed = results["knee"][case], results["knee_in_graph"].get(case, {})
         mstar, size = results["mstar_rows"][case], found[case]
         alone = [value for value in seen["by_process"] if value is not None]
         weight = size.widths["bytes_b"] * size.k * size.n
@@ -69,6 +71,8 @@ def knee_table(record: RunRecord) -> pd.DataFrame:
             "knee_rows": seen["rows"], "knee_low": min(alone, default=None), "knee_high": max(alone, default=None),
             "residual_pct": 100 * (seen["rows"] / mstar["this_run"] - 1) if seen["rows"] else None,
             "crossing_rows": seen.get("crossing_rows"), "half_double_rows": seen.get("half_double_rows"),
+            "knee_in_graph_rows": results["knee_in_graph_rows"].get(case),
+            "graph_gb_per_s": weight / replayed["flat_ms"] / 1e6 if replayed.get("flat_ms") else None,
             "flat_gb_per_s": weight / seen["flat_ms"] / 1e6 if seen.get("flat_ms") else None,
             "steep_tflop_per_s": seen.get("steep_tflop_per_s"), "why": seen.get("why", ""),
         })  # fmt: skip
@@ -119,6 +123,7 @@ def compare_table(records: Sequence[RunRecord]) -> pd.DataFrame:
         for case, seen in results["mstar_rows"].items():
             for label, rows in seen.items():
                 values.setdefault((f"M*, {label} (rows)", case), {})[column] = rows
-            values.setdefault(("knee, measured (rows)", case), {})[column] = results["knee_rows"].get(case)
+            values.setdefault(("knee, single calls (rows)", case), {})[column] = results["knee_rows"].get(case)
+            values.setdefault(("knee, back to back (rows)", case), {})[column] = results["knee_in_graph_rows"].get(case)
     return pd.DataFrame([{"quantity": quantity, "case": case, **by_record}
                          for (quantity, case), by_record in values.items()])  # fmt: skip

@@ -22,10 +22,10 @@ STEPS_PER_OP = {"eager": 1, "paired": 2, "graph": 1}
 
 
 def prediction(
-    *, sizes: Sequence[int], lengths: Sequence[int], variants: Sequence[str], op_us: float, node_us: float,
-    call_us: float, bytes_per_s: float, is_asynchronous: bool,
+    *, sizes: Sequence[int], lengths: Sequence[int], variants: Sequence[str], costs_us: Mapping[str, float],
+    bytes_per_s: float, is_asynchronous: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """Times before anything runs, from three assumed costs and a bandwidth.
+    """Times before anything runs, from a few unit costs and a bandwidth.
 
     A GPU works while the host issues the next operator: the slower of the two decides. On a CPU one thread does both,
     so they add up and nothing is ever hidden.
@@ -34,9 +34,8 @@ def prediction(
         sizes: elements of the tensor, FP32.
         lengths: steps of the chain.
         variants: names of labkit.workers.launch_chain.MAKERS.
-        op_us: host time of one operator, microseconds.
-        node_us: least time of one kernel inside a graph, microseconds.
-        call_us: host time of launching a graph or one generated kernel, microseconds.
+        costs_us: host time of one `op`, of launching one `graph`, one `kernel`, one `compiled` function; least GPU time
+            of one `node` of a graph; microseconds.
         bytes_per_s: bandwidth of an elementwise operator.
         is_asynchronous: a GPU.
 
@@ -50,21 +49,55 @@ def prediction(
         for size in sizes:
             run_us = 8 * size / bytes_per_s * 1e6
             time_us.setdefault(name, {})[str(size)] = {
-                str(n): _gpu_us(name, ops[name][str(n)], run_us=run_us, op_us=op_us, node_us=node_us, call_us=call_us)
-                if is_asynchronous
-                else ops[name][str(n)] * ((op_us if name in STEPS_PER_OP else call_us) + run_us)
+                str(n): _gpu_us(name, ops[name][str(n)], run_us=run_us, costs_us=costs_us) if is_asynchronous
+                else ops[name][str(n)] * (costs_us["op" if name in STEPS_PER_OP else name] + run_us)
                 for n in lengths}  # fmt: skip
-    hiding = kernels.hiding_elements(launch_s=op_us * 1e-6, bytes_per_s=bytes_per_s) if is_asynchronous else None
-    return {"ops": ops, "time_us": time_us, "hiding_elements": hiding}
+    hiding = kernels.hiding_elements(launch_s=costs_us["op"] * 1e-6, bytes_per_s=bytes_per_s)
+    return {"ops": ops, "time_us": time_us, "hiding_elements": hiding if is_asynchronous else None}
 
 
-def _gpu_us(name: str, num_ops: int, *, run_us: float, op_us: float, node_us: float, call_us: float) -> float:
+def _gpu_us(name: str, num_ops: int, *, run_us: float, costs_us: Mapping[str, float]) -> float:
     if name in ("eager", "paired"):
-        return 1e6 * kernels.stream_time_s(num_kernels=num_ops, kernel_s=run_us * 1e-6, launch_s=op_us * 1e-6)
+        return 1e6 * kernels.stream_time_s(num_kernels=num_ops, kernel_s=run_us * 1e-6, launch_s=costs_us["op"] * 1e-6)
     if name == "graph":
-        node_s = max(run_us, node_us) * 1e-6
-        return max(call_us, 1e6 * kernels.graph_time_s(num_kernels=num_ops, kernel_s=node_s))
-    return max(call_us, run_us)
+        node_s = max(run_us, costs_us["node"]) * 1e-6
+        return max(costs_us["graph"], 1e6 * kernels.graph_time_s(num_kernels=num_ops, kernel_s=node_s))
+    return max(costs_us[name], run_us)
+
+
+def own_costs(time_us: Mapping[str, Any], sizes: Sequence[int], lengths: Sequence[int]) -> dict[str, Any] | None:
+    """Unit costs of a run by itself, read off a handful of its chains; the model then gives all others.
+
+    Args:
+        time_us: variant -> size -> length -> quantity.
+        sizes: elements, smallest first.
+        lengths: steps, shortest first.
+
+    Returns: {"costs_us": as `prediction` takes them, "bytes_per_s": of the longest eager chain of the largest size};
+        a variant that did not run has no cost; None where there is no eager chain.
+    """
+    small, large, short, long = str(sizes[0]), str(sizes[-1]), str(lengths[0]), str(lengths[-1])
+    eager = time_us.get("eager", {})
+    if long not in eager.get(large, {}) or short not in eager.get(small, {}):
+        return None
+    costs = {"op": eager[small][short]["value"] / lengths[0], "node": 0.0}
+    for name, by_size in time_us.items():
+        if name not in ("eager", "paired") and by_size.get(small):
+            costs[name] = by_size[small][min(by_size[small], key=int)]["value"]
+    graph = time_us.get("graph", {}).get(small, {})
+    if short in graph and long in graph:
+        costs["node"] = max(0.0, (graph[long]["value"] - graph[short]["value"]) / (lengths[-1] - lengths[0]))
+    work_us = eager[large][long]["value"] / lengths[-1]
+    return {"costs_us": costs, "bytes_per_s": 8 * sizes[-1] / (work_us * 1e-6)}
+
+
+def residuals(time_us: Mapping[str, Any], predicted: Mapping[str, Any]) -> dict[str, Any]:
+    """Variant -> size -> length -> measured over predicted time, minus one, in percent."""
+    return {
+        name: {size: {n: round(100 * (q["value"] / predicted["time_us"][name][size][n] - 1), 2)
+                      for n, q in by_length.items() if predicted["time_us"][name][size][n]}
+               for size, by_length in by_size.items()} for name, by_size in time_us.items()
+    }  # fmt: skip
 
 
 def times(lines: Lines, what: str) -> dict[str, dict[str, dict[str, list[list[float]]]]]:
@@ -128,13 +161,17 @@ def break_even(found: Mapping[str, Any], size: str) -> float | None:
     return max(0.0, (compiled["fixed_us"] - eager["fixed_us"]) / (eager["step_us"] - compiled["step_us"]))
 
 
-def results(lines: Lines, predicted: Mapping[str, Any], sizes: Sequence[int]) -> dict[str, Any]:
+def results(
+    lines: Lines, predicted: Mapping[str, Any], sizes: Sequence[int], lengths: Sequence[int], *, is_asynchronous: bool
+) -> dict[str, Any]:
     """Everything a record publishes of a run.
 
     Args:
         lines: of `read_lines`.
         predicted: of `prediction`.
         sizes: elements, smallest first.
+        lengths: steps, shortest first.
+        is_asynchronous: a GPU.
     """
     pooled = {
         what: {
@@ -144,7 +181,10 @@ def results(lines: Lines, predicted: Mapping[str, Any], sizes: Sequence[int]) ->
         for what in ("wall", "issue")
     }  # fmt: skip
     time_us, small = pooled["wall"], str(sizes[0])
-    fitted = fits(time_us)
+    fitted, own, own_residuals = fits(time_us), own_costs(time_us, sizes, lengths), {}
+    if own:
+        again = prediction(sizes=sizes, lengths=lengths, variants=list(time_us), **own, is_asynchronous=is_asynchronous)
+        own_residuals = residuals(time_us, again)
     return {
         "time_us": time_us,
         "issue_us": {name: {size: {n: q["value"] for n, q in by_length.items()} for size, by_length in by_size.items()}
@@ -154,10 +194,8 @@ def results(lines: Lines, predicted: Mapping[str, Any], sizes: Sequence[int]) ->
         "node_us": fitted.get("graph", {}).get(small, {}).get("step_us"),
         "hidden_from_elements": hidden_from(fitted),
         "break_even_steps": break_even(fitted, small),
-        "residual_pct": {
-            name: {size: {n: round(100 * (q["value"] / predicted["time_us"][name][size][n] - 1), 2)
-                          for n, q in by_length.items() if predicted["time_us"][name][size][n]}
-                   for size, by_length in by_size.items()} for name, by_size in time_us.items()},
+        "residual_pct": residuals(time_us, predicted),
+        "own_costs": own, "own_residual_pct": own_residuals,
         "ops": {line["variant"]: {str(line["length"]): line["count"]} for line in of_kind(lines, "ops")},
         "kernels": {line["variant"]: {str(line["length"]): line["kernels"]} for line in of_kind(lines, "kernels")},
         "compile_s": {f"{line['size']} {line['length']}": round(line["wall_s"], 3)

@@ -14,7 +14,8 @@ def chains_table(record: RunRecord) -> pd.DataFrame:
     """One row a variant, size and length.
 
     Columns: variant, size (FP32 elements), length (steps), predicted_us, p50_us, p10_us, p90_us, n, issue_us (host part
-    of it), us_per_step, eager_over_this (time of eager over this), residual_pct.
+    of it), us_per_step, eager_over_this (time of eager over this), residual_pct (against predicted_us),
+    own_residual_pct (against the same model with unit costs read off this run's shortest chains).
     """
     results, predicted = record.results, record.prediction["values"]["time_us"]
     rows = []
@@ -27,6 +28,7 @@ def chains_table(record: RunRecord) -> pd.DataFrame:
                     "issue_us": results["issue_us"][name][size][n], "us_per_step": seen["value"] / int(n),
                     "eager_over_this": results["speedup"].get(name, {}).get(size, {}).get(n),
                     "residual_pct": results["residual_pct"][name][size].get(n),
+                    "own_residual_pct": results["own_residual_pct"].get(name, {}).get(size, {}).get(n),
                 })  # fmt: skip
     return pd.DataFrame(rows)
 

@@ -52,6 +52,8 @@ class Params:
     """M of the sweep, weights not in cache."""
     warm_rows: tuple[int, ...] = (1, 8)
     """M timed on one weight again and again."""
+    graph_rows: tuple[int, ...] = ()
+    """M timed back to back in a replayed CUDA graph: the launch of one call hides behind the one before."""
     fine_rows: tuple[int, ...] = ()
     """M of pairs M, M + 1."""
     check_rows: tuple[int, ...] = (1, 5, 33)
@@ -98,7 +100,7 @@ class Params:
                  "some of kinds")
         _require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
         _require(self.device == "cuda" or "fp8" not in self.kinds, "kinds", self.kinds, "no fp8 on a CPU")
-        for name in ("rows", "warm_rows", "fine_rows", "check_rows", "grouped_rows"):
+        for name in ("rows", "graph_rows", "warm_rows", "fine_rows", "check_rows", "grouped_rows"):
             values = getattr(self, name)
             _require(all(isinstance(m, int) and m >= 1 for m in values) and list(values) == sorted(set(values)), name,
                      values, "ascending whole numbers from 1 on")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SLUG = "launch_overhead"
 TITLE = "Launch overhead: one by one, as a graph, as one kernel"
 NEEDS = "torch; smoke, cpu: any CPU (g++ for the compiled chain); gpu1: a CUDA GPU"
+COSTS = ("op_us", "node_us", "graph_us", "kernel_us", "compiled_us")
 CPU_VARIANTS, GPU_VARIANTS = ("eager", "paired", "compiled"), ("eager", "paired", "graph", "kernel", "compiled")
 
 
@@ -55,10 +56,14 @@ class Params:
     """Samples of each chain in each process."""
     op_us: float = 2.0
     """Assumed before the run: host time of one operator, microseconds."""
-    node_us: float = 1.5
+    node_us: float = 1.2
     """Assumed before the run: least time of a kernel in a graph, microseconds."""
-    call_us: float = 20.0
-    """Assumed before the run: host time of launching a graph, a generated kernel or a compiled function."""
+    graph_us: float = 6.0
+    """Assumed before the run: host time of launching a graph, microseconds."""
+    kernel_us: float = 20.0
+    """Assumed before the run: host time of launching a Triton kernel, microseconds."""
+    compiled_us: float = 50.0
+    """Assumed before the run: host time of calling a compiled function, microseconds."""
     elementwise_gb_per_s: float = 20.0
     """Assumed before the run where no profile says it: bytes read and written by an operator, 1e9 bytes/s."""
     seed: int = 0
@@ -82,7 +87,7 @@ class Params:
         for name, least in (("num_threads", 1), ("num_processes", 1), ("rounds", 1), ("seed", 0)):
             value = getattr(self, name)
             _require(isinstance(value, int) and value >= least, name, value, f"a whole number, at least {least}")
-        for name in ("op_us", "node_us", "call_us", "elementwise_gb_per_s", "timeout_s"):
+        for name in (*COSTS, "elementwise_gb_per_s", "timeout_s"):
             _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
 
 
@@ -106,8 +111,9 @@ def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[
         hardware = load_profile(name) if name else None
     copy = hardware.measured.get("copy_bytes_per_s") if hardware else None
     return analyze.prediction(
-        sizes=params.sizes, lengths=params.lengths, variants=params.variants, op_us=params.op_us,
-        node_us=params.node_us, call_us=params.call_us, is_asynchronous=params.device == "cuda",
+        sizes=params.sizes, lengths=params.lengths, variants=params.variants,
+        costs_us={name.removesuffix("_us"): getattr(params, name) for name in COSTS},
+        is_asynchronous=params.device == "cuda",
         bytes_per_s=float(copy.value) if copy and copy.value else params.elementwise_gb_per_s * 1e9)
 
 
@@ -150,7 +156,8 @@ def _measure(
         outcome.notes += dict.fromkeys(
             f"{line['what']} (size {line.get('size')}, length {line.get('length')}): {line['error']}"
             for line in analyze.of_kind(lines, "refusal"))
-    outcome.results |= analyze.results(lines, predicted, params.sizes)
+    outcome.results |= analyze.results(lines, predicted, params.sizes, params.lengths,
+                                       is_asynchronous=params.device == "cuda")  # fmt: skip
     outcome.oracles += analyze.oracles(plain, lines, outcome.results, predicted)
 
 

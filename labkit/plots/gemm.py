@@ -106,7 +106,10 @@ def knees(results: Mapping[str, Any], *, source: str) -> go.Figure:
         values = [results["mstar_rows"][case].get(key) for case in cases]
         if any(value is not None for value in values):
             fig.add_trace(bars(cases, values, name=name, index=index))  # type: ignore[arg-type]
-    fig.add_trace(bars(cases, [results["knee_rows"][case] for case in cases], name="knee, measured", index=3))
+    fig.add_trace(bars(cases, [results["knee_rows"][case] for case in cases], name="knee, single calls", index=3))
+    if any(results["knee_in_graph_rows"].values()):
+        found = [results["knee_in_graph_rows"].get(case) for case in cases]
+        fig.add_trace(bars(cases, found, name="knee, back to back", index=4))  # type: ignore[arg-type]
     fig.update_xaxes(type="category")
     fig.update_yaxes(rangemode="tozero")
     return fig

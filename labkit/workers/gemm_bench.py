@@ -26,6 +26,8 @@ from labkit.workers.gemm_timing import Call, Ceilings, Clock
 from labkit.workers.json_lines import JsonLines
 
 DEFAULT_CACHE_BYTES = 32 * 2**20
+GRAPH_CALLS = 24
+"""Calls in a replayed graph; more than the copies of any weight of the presets."""
 CEILING_SAMPLES = 8
 """Samples of each ceiling before the sweep."""
 
@@ -93,13 +95,13 @@ def sustained(ceilings: Ceilings, lines: JsonLines, clock: Clock, *, seconds: fl
 
 
 class Sweep:
-    """All points of one process: dense products cold and warm, pairs one row apart, grouped products."""
+    """All points of one process: dense products cold, in a graph and warm, pairs one row apart, grouped products."""
 
     def __init__(self, params: dict[str, Any], clock: Clock, lines: JsonLines) -> None:
         self.params, self.clock, self.lines = params, clock, lines
         device, cache, seed = params["device"], cache_bytes(params["device"]), params["seed"]
         self.is_checked = params["process"] == 0
-        most = max(params["rows"] + params["warm_rows"] + [m + 1 for m in params["fine_rows"]])
+        most = max(params["rows"] + params["graph_rows"] + params["warm_rows"] + [m + 1 for m in params["fine_rows"]])
         self.dense: list[Dense] = []
         self.groups: list[Grouped] = []
         for shape in params["shapes"]:
@@ -183,6 +185,10 @@ class Sweep:
             call = lambda rows, product=product: lambda index: product.call(rows, index)  # noqa: E731
             for rows in params["rows"]:
                 yield {**where, "mode": "cold", "rows": rows}, call(rows), 1, params["calls"]
+            for rows in params["graph_rows"] if self.clock.is_gpu else []:
+                replay = self.attempt_graph(product, rows)
+                if replay:
+                    yield {**where, "mode": "graph", "rows": rows}, replay, 2, params["few_calls"]
             for rows in params["warm_rows"]:
                 yield {**where, "mode": "warm", "rows": rows}, call(rows), 1, params["few_calls"]
             for rows in [m + extra for m in params["fine_rows"] for extra in (0, 1)]:
@@ -192,6 +198,14 @@ class Sweep:
                 ops = len(counts) if mode == "loop" else 2
                 rows = sum(counts) // len(counts)
                 yield {"case": group.case, "mode": mode, "rows": rows}, call, ops, params["few_calls"]
+
+    def attempt_graph(self, product: Dense, rows: int) -> Call | None:
+        """A captured row of calls, or a refusal."""
+        try:
+            return product.graph(rows, GRAPH_CALLS)
+        except Exception as error:
+            self.lines.refuse("graph", error, case=product.case, rows=rows)
+            return None
 
     def group_calls(self, group: Grouped, rows: list[int]) -> Iterator[tuple[str, list[int], Call]]:
         """Each grouped mode for each number of rows an expert: mode, rows of each expert, call."""
@@ -231,6 +245,8 @@ class Sweep:
             at = number * len(points) // max(1, self.params["rounds"])
             for where, call, ops, count in points[at:] + points[:at]:
                 ms = self.clock.samples(call, count, num_ops=ops, is_warm=where["mode"] == "warm")
+                if where["mode"] == "graph":
+                    ms = [round(value / GRAPH_CALLS, 6) for value in ms]
                 self.lines.write("timing", round=number, ms=ms, **where)
             print(f"progress: round {number + 1} of {self.params['rounds']}", flush=True)
 

@@ -52,6 +52,11 @@ def fill(tensor: torch.Tensor, generator: torch.Generator, *, integers: bool) ->
     return tensor
 
 
+def scaled_product(a: torch.Tensor, w: torch.Tensor, one: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """FP8 product with one scale for each operand, fast accumulation, into `out`."""
+    return torch._scaled_mm(a, w, one, one, out_dtype=out.dtype, use_fast_accum=True, out=out)
+
+
 class Dense:
     """One weight shape in one kind; `call(rows, index)` multiplies `rows` rows by the copy that `index` selects."""
 
@@ -85,10 +90,24 @@ class Dense:
     def call(self, rows: int, index: int) -> torch.Tensor:
         """C of (rows, N), or its transpose where the weight is the left operand."""
         a, w = self.rows[index % ROW_BUFFERS][:rows], self.weights[index % len(self.weights)]
-        if self.kind == "fp8":
-            return torch._scaled_mm(a, w.t(), self.one, self.one, out_dtype=self.out_dtype, use_fast_accum=True)
         out = self.out(rows)
+        if self.kind == "fp8":
+            return scaled_product(a, w.t(), self.one, out)
         return torch.mm(w, a.t(), out=out) if self.weight_is_left else torch.mm(a, w.t(), out=out)
+
+    def graph(self, rows: int, count: int) -> Callable[[int], None]:
+        """A replay of `count` calls captured one behind the other, each with the next copies (CUDA)."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.call(rows, 0)
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            for index in range(count):
+                self.call(rows, index)
+        return lambda _: captured.replay()
 
     def out(self, rows: int) -> torch.Tensor:
         """The buffer of the result: a fresh one for each call would cost page faults on a CPU."""
@@ -170,8 +189,7 @@ class Grouped:
             for expert, begin, end in spans:
                 a, w = self.rows[begin:end], weights[expert].t()
                 if self.kind == "fp8":
-                    out[begin:end] = torch._scaled_mm(
-                        a, w, self.one, self.one, out_dtype=self.out_dtype, use_fast_accum=True)
+                    scaled_product(a, w, self.one, out[begin:end])
                 else:
                     torch.mm(a, w, out=out[begin:end])
             return out

@@ -13,8 +13,10 @@ import torch
 
 Call = Callable[[int], Any]
 """One call; the argument counts up and selects the rotating buffers."""
-SPIN_CYCLES_PER_OP = 60_000
-"""The GPU spins about 30 us for every operator that will be enqueued, more than the host needs for one."""
+SPIN_CYCLES_PER_OP = 120_000
+"""The GPU spins about 60 us for every operator that will be enqueued, several times what the host needs for one."""
+MAX_SAMPLES = 64
+"""Pairs of events that are kept: an event is made when first recorded, which takes longer than a small product."""
 
 
 class Clock:
@@ -23,6 +25,14 @@ class Clock:
     def __init__(self, device: str) -> None:
         self.is_gpu = device == "cuda"
         self.index = 0
+        self.pairs: list[tuple[Any, Any]] = []
+        if self.is_gpu:
+            self.pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+                          for _ in range(MAX_SAMPLES)]  # fmt: skip
+            for pair in self.pairs:
+                for event in pair:
+                    event.record()
+            torch.cuda.synchronize()
 
     def samples(self, call: Call, count: int, *, num_ops: int = 1, is_warm: bool = False) -> list[float]:
         """`count` times of one call each, after one more that is dropped.
@@ -51,7 +61,9 @@ class Clock:
         return found
 
     def _gpu(self, call: Call, count: int, *, num_ops: int, is_warm: bool) -> list[float]:
-        pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
+        pairs = self.pairs[:count]
+        if len(pairs) < count:
+            raise ValueError(f"count={count}: expected at most {MAX_SAMPLES} samples at a time")
         torch.cuda.synchronize()
         torch.cuda._sleep(SPIN_CYCLES_PER_OP * (num_ops + 1) * count)
         for begin, end in pairs:

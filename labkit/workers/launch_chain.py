@@ -34,7 +34,7 @@ HALF, ONE = torch.tensor(0.5), torch.tensor(1.0)
 """Constants as tensors without dimensions on the host: a Python number would be wrapped anew for every operator."""
 Chain = Callable[[], torch.Tensor]
 """Runs a chain of fixed length on a fixed input; returns where the result is."""
-SAMPLE_S = 1.5e-3
+SAMPLE_S = 1.0e-3
 """A sample repeats the chain until about this long."""
 MAX_REPEATS = 200
 
