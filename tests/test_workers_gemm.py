@@ -113,9 +113,11 @@ def test_clock_rotates_when_cold_and_stays_when_warm():
 
 
 def test_a_slow_point_and_the_larger_ones_are_left_out(tmp_path):
-    params = {"device": "cpu", "shapes": ["tiny 96x40"], "kinds": ["fp32"], "rows": [1, 2, 4], "warm_rows": [1], "graph_rows": [],
-              "fine_rows": [], "grouped_kinds": [], "num_experts": 0, "grouped_rows": [1, 2], "seed": 0, "process": 1,
-              "calls": 1, "few_calls": 1, "max_call_ms": 10.0, "check_rows": [1]}  # fmt: skip
+    params = {
+        "device": "cpu", "shapes": ["tiny 96x40"], "kinds": ["fp32"], "rows": [1, 2, 4], "warm_rows": [1],
+        "graph_rows": [], "fine_rows": [], "grouped_kinds": [], "num_experts": 0, "grouped_rows": [1, 2], "seed": 0,
+        "process": 1, "calls": 1, "few_calls": 1, "max_call_ms": 10.0, "check_rows": [1],
+    }  # fmt: skip
     with open(tmp_path / "lines.jsonl", "w") as stream:
         clock = Clock("cpu")
         sweep = bench.Sweep(params, clock, JsonLines(stream))
