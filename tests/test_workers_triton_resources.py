@@ -67,10 +67,10 @@ def test_a_process_that_died_refuses_the_rest(tmp_path):
     cells = [{"target": 20, "hidden": 64, "num_warps": w, "hints": True} for w in (1, 2)]
     path = tmp_path / "20.jsonl"
     path.write_text('{"kind": "kernel", "num_warps": 1}\n{"kind": "ker')
-    lines = triton_compile.read_target(20, cells, path, -6)
+    lines = triton_compile.read_group(cells, path, -6)
     assert [line["kind"] for line in lines] == ["kernel", "refusal"] and "SIGABRT" in lines[1]["error"]
     assert lines[1]["num_warps"] == 2
-    lines = triton_compile.read_target(20, cells, tmp_path / "none", 3)
+    lines = triton_compile.read_group(cells, tmp_path / "none", 3)
     assert len(lines) == 2 and "exit code 3" in lines[0]["error"]
 
 

@@ -8,8 +8,10 @@ parameters -> prediction -> `triton_compile` -> (on a GPU: `occupancy_driver`, `
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,12 +150,18 @@ def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[
     return out if hardware is None else {**out, **_predict_times(params, hardware)}
 
 
+def _copy_rate(hardware: HardwareProfile | None) -> float | None:
+    """Bandwidth of a large copy measured on such a GPU, bytes/s."""
+    found = hardware.measured.get("copy_bytes_per_s") if hardware else None
+    return found.value if found else None
+
+
 def _predict_times(params: Params, hardware: HardwareProfile) -> dict[str, Any]:
-    copy, num_sms = hardware.measured.get("copy_bytes_per_s"), hardware.value("num_sms")
+    rate, num_sms = _copy_rate(hardware), hardware.value("num_sms")
     out: dict[str, Any] = {"hardware": hardware.name}
-    if copy is None or num_sms is None:
+    if rate is None or num_sms is None:
         return out
-    rate, floor_s = copy.value, params.launch_floor_us * 1e-6
+    floor_s = params.launch_floor_us * 1e-6
     out["ms"] = {
         f"h{hidden}/w{num_warps}": 1e3 * rmsnorm.predicted_time_s(
             num_bytes=rmsnorm.min_bytes(rows=params.rows, hidden=hidden), bytes_per_s=rate, launch_floor_s=floor_s)
@@ -188,8 +196,20 @@ def run(
 def _measure(params: Params, run_dir: Path, predicted: dict[str, Any], outcome: Outcome,
              hardware: HardwareProfile | None, progress: Callable[[str], None] | None) -> None:  # fmt: skip
     """Each worker in turn; what is known so far is in the outcome before the next one starts."""
+    content = {"cells": cells(params), "jobs": params.jobs}
+    # The timing processes load from it what was compiled here, if they ask for exactly that.
+    with tempfile.TemporaryDirectory(prefix="labkit-triton-") as cache:
+        launch = partial(_launch, params=params, outcome=outcome, progress=progress)
+        launch("triton_compile", run_dir / "compile", content, env={"LABKIT_NEW_TRITON_CACHE": cache})
+        compiled = _judge_cubins(params, run_dir, predicted, outcome)
+        if params.device == "cuda":
+            _measure_gpu(params, run_dir, predicted, outcome, hardware, compiled, partial(
+                launch, env={"TRITON_CACHE_DIR": cache, "TRITON_DEFAULT_FP_FUSION": "1"}))
+
+
+def _judge_cubins(params: Params, run_dir: Path, predicted: dict[str, Any], outcome: Outcome) -> list[dict[str, Any]]:
+    """Results and oracles of what was compiled; returns the cells."""
     wanted = cells(params)
-    _launch("triton_compile", run_dir / "compile", {"cells": wanted, "jobs": params.jobs}, params, outcome, progress)
     lines = analyze.read_jsonl(run_dir / "compile" / "rank0.jsonl")
     compiled = analyze.compiled_cells(lines, kernel=KERNEL)
     outcome.results |= analyze.compiled_results(lines, compiled, report_target=REPORT_TARGET)
@@ -199,43 +219,44 @@ def _measure(params: Params, run_dir: Path, predicted: dict[str, Any], outcome: 
         target: times.residuals_pct(found, predicted["registers"])
         for target, found in outcome.results["by_target"]["registers"].items()
     }
-    if params.device == "cuda":
-        _measure_gpu(params, run_dir, predicted, outcome, hardware, compiled, progress)
+    return compiled
 
 
 def _measure_gpu(params: Params, run_dir: Path, predicted: dict[str, Any], outcome: Outcome,
                  hardware: HardwareProfile | None, compiled: list[dict[str, Any]],
-                 progress: Callable[[str], None] | None) -> None:  # fmt: skip
-    outcome.results["ncu_text"] = _probe_ncu(run_dir)
+                 launch: Callable[..., None]) -> None:  # fmt: skip
+    """Ask the driver about random kernels, time the real ones, then ask Nsight Compute whether it may count."""
     plain = plain_params(params)
     if params.driver_kernels:
-        _launch("occupancy_driver", run_dir / "driver", plain, params, outcome, progress)
+        launch("occupancy_driver", run_dir / "driver", plain)
         results, judged = oracles.driver_results(analyze.read_jsonl(run_dir / "driver" / "rank0.jsonl"))
         outcome.results |= results
         outcome.oracles += judged
     for process in range(params.num_processes):
-        _launch("warp_sweep", run_dir / f"p{process}", {**plain, "hidden": params.timed_hidden, "process": process},
-                params, outcome, progress)  # fmt: skip
+        launch("warp_sweep", run_dir / f"p{process}", {**plain, "hidden": params.timed_hidden, "process": process})
     lines = read_lines(run_dir)
     device = next(line for line in lines if line["kind"] == "device")
     target = 10 * device["cc_major"] + device["cc_minor"]
     found, outcome.samples = times.timing_results(lines, rows=params.rows,
                                                   max_warps_per_sm=device["max_threads_per_sm"] // 32)  # fmt: skip
     outcome.results |= found | {"gpu_target": f"sm_{target}", "knee_blocks": times.knee(found["dial_gb_per_s"])}
-    if hardware and (copy := hardware.measured.get("copy_bytes_per_s")):
+    if rate := _copy_rate(hardware):
         outcome.results["ms_with_spills"] = times.with_spills(
-            compiled, target=target, rows=params.rows, bytes_per_s=copy.value,
+            compiled, target=target, rows=params.rows, bytes_per_s=rate,
             launch_floor_s=params.launch_floor_us * 1e-6)
     outcome.results["ms_residual_pct"] = times.residuals_pct(found["ms"], predicted.get("ms", {}))
-    outcome.results["gpu_refused"] = {f"h{line['hidden']}/w{line['num_warps']}": line["error"]
-                                      for line in lines if line["kind"] == "refusal"}  # fmt: skip
+    refused = [line for line in lines if line["kind"] == "refusal"]
+    outcome.results["gpu_refused"] = {
+        f"h{li['hidden']}/w{li['num_warps']}" if "hidden" in li else li["what"]: li["error"] for li in refused}
+    outcome.notes += [f"{name}: not timed: {why}" for name, why in outcome.results["gpu_refused"].items()]
     outcome.oracles += oracles.sweep_oracles(lines, compiled, target=target)
     sheet = hardware.value("memory_bandwidth_bytes_per_s") if hardware else None
     outcome.oracles += oracles.rate_oracle(found["gb_per_s"], sheet)
+    outcome.results["ncu_text"] = _probe_ncu(run_dir)
 
 
-def _launch(worker: str, folder: Path, content: dict[str, Any], params: Params, outcome: Outcome,
-            progress: Callable[[str], None] | None) -> None:  # fmt: skip
+def _launch(worker: str, folder: Path, content: dict[str, Any], *, params: Params, outcome: Outcome,
+            progress: Callable[[str], None] | None, env: dict[str, str]) -> None:  # fmt: skip
     folder.mkdir()
     write_json(folder / "params.json", content)
 
@@ -243,7 +264,8 @@ def _launch(worker: str, folder: Path, content: dict[str, Any], params: Params, 
         if progress is not None and line.startswith("progress: "):
             progress(line.removeprefix("progress: "))
 
-    outcome.argv.append(launch_worker(worker, run_dir=folder, timeout_s=params.timeout_s, progress=pass_on).argv)
+    done = launch_worker(worker, run_dir=folder, timeout_s=params.timeout_s, env=env, progress=pass_on)
+    outcome.argv.append(done.argv)
 
 
 def _probe_ncu(run_dir: Path) -> dict[str, Any]:
@@ -251,8 +273,8 @@ def _probe_ncu(run_dir: Path) -> dict[str, Any]:
     folder = run_dir / "ncu"
     folder.mkdir()
     try:
-        offered, seen = query_metrics(run_dir=folder, timeout_s=90)
-    except LaunchError as error:
+        offered, seen = query_metrics(run_dir=folder, timeout_s=30)
+    except (LaunchError, OSError) as error:  # the tool is no part of this measurement
         return {"text": str(error), "exit_code": "not run"}
     refused = "ERR_NVGPUCTRPERM" in seen.text
     text = "ERR_NVGPUCTRPERM" if refused else f"no refusal, {len(offered)} counters listed"

@@ -3,8 +3,8 @@
     python -m labkit.workers.triton_compile --run-dir D       # reads D/params.json, writes D/rank0.jsonl
 
 Lines by "kind": compiler (versions), kernel (one a cell, with the raw text of `ptxas -v` and cuobjdump, and what the
-ELF file itself says), refusal (a target or cell that this compiler does not do), done. Each target is compiled in a
-process of its own: LLVM may abort on a target it does not know, and that must cost one target only.
+ELF file itself says), refusal (a cell that this compiler does not do), done. Cells of one target and row length have a
+process of their own: LLVM may abort on a target it does not know, and that must cost nothing else.
 Needs Triton, not torch, and no GPU.
 """
 
@@ -15,6 +15,7 @@ import contextlib
 import io
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import re
 import signal
@@ -36,12 +37,15 @@ DIVISIBLE = range(6)
 """Arguments that a launch with torch tensors and a row length like 4,096 shows to be divisible by 16: three pointers,
 two strides, the length. The compiler may then move 16 bytes a load."""
 TOOL_TIMEOUT_S = 60
+NEW_CACHE = "LABKIT_NEW_TRITON_CACHE"
+"""Environment variable: an empty folder to compile into, for a process that will load the same kernels afterwards."""
 
 
-def compile_target(target: int, cells: list[dict[str, Any]], path: Path) -> None:
-    """Compile all cells of one target and write a line for each; runs in its own process."""
+def compile_group(cells: list[dict[str, Any]], path: Path) -> None:
+    """Compile cells one after the other and write a line for each; runs in its own process."""
     with open(path, "w", encoding="utf-8") as stream, tempfile.TemporaryDirectory(prefix="labkit-cubin-") as scratch:
-        os.environ["TRITON_CACHE_DIR"] = os.path.join(scratch, "cache")
+        # Always a new cache: from an old one there would be a cubin, but no log of ptxas.
+        os.environ["TRITON_CACHE_DIR"] = os.environ.get(NEW_CACHE) or os.path.join(scratch, "cache")
         for cell in cells:
             began = time.perf_counter()
             try:
@@ -183,32 +187,34 @@ def versions(targets: list[int]) -> dict[str, Any]:
     return {"triton": triton.__version__, "ptxas": by_target, "cuobjdump": release(tool("cuobjdump"))}
 
 
-def run_targets(params: dict[str, Any], run_dir: Path) -> list[dict[str, Any]]:
-    """Compile every cell, the targets side by side on the cores there are; lines in the order of the cells."""
+def run_groups(params: dict[str, Any], run_dir: Path) -> list[dict[str, Any]]:
+    """Compile every cell, groups side by side on the cores there are; lines in the order of the cells."""
     fork = multiprocessing.get_context("fork")
     jobs = max(1, min(len(os.sched_getaffinity(0)), params["jobs"]))
-    cells: dict[int, list[dict[str, Any]]] = {}
+    groups: dict[tuple[int, int, bool], list[dict[str, Any]]] = {}
     for cell in params["cells"]:
-        cells.setdefault(cell["target"], []).append(cell)
+        groups.setdefault((cell["target"], cell["hidden"], cell["hints"]), []).append(cell)
     with tempfile.TemporaryDirectory(prefix=".compile-", dir=run_dir) as scratch:
-        paths = {target: Path(scratch) / f"{target}.jsonl" for target in cells}
-        waiting, running, codes = list(cells), {}, {}
+        paths = {key: Path(scratch) / f"{i}.jsonl" for i, key in enumerate(groups)}
+        # Long rows take longest: they start first.
+        waiting, running, codes = sorted(groups, key=lambda key: -key[1]), {}, {}
         while waiting or running:
             while waiting and len(running) < jobs:
-                target = waiting.pop(0)
-                running[target] = fork.Process(target=compile_target, args=(target, cells[target], paths[target]))
-                running[target].start()
-            for target, process in list(running.items()):
-                process.join(0.05)
-                if process.exitcode is not None:
-                    codes[target] = process.exitcode
-                    del running[target]
-                    print(f"progress: compiled for sm_{target}", flush=True)
-        return [line for target in cells for line in read_target(target, cells[target], paths[target], codes[target])]
+                key = waiting.pop(0)
+                running[key] = fork.Process(target=compile_group, args=(groups[key], paths[key]))
+                running[key].start()
+            multiprocessing.connection.wait([process.sentinel for process in running.values()])
+            for key, process in list(running.items()):
+                if not process.is_alive():
+                    process.join()
+                    codes[key] = process.exitcode
+                    del running[key]
+                    print(f"progress: compiled rows of {key[1]} for sm_{key[0]}", flush=True)
+        return [line for key in groups for line in read_group(groups[key], paths[key], codes[key])]
 
 
-def read_target(target: int, cells: list[dict[str, Any]], path: Path, code: int) -> list[dict[str, Any]]:
-    """Lines of one target; what a process that died did not get to is refused with the reason."""
+def read_group(cells: list[dict[str, Any]], path: Path, code: int) -> list[dict[str, Any]]:
+    """Lines of one group; what a process that died did not get to is refused with the reason."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
     if code:
@@ -216,6 +222,16 @@ def read_target(target: int, cells: list[dict[str, Any]], path: Path, code: int)
         lines += [{"kind": "refusal", "what": "cell", **cell, "seconds": None,
                    "error": f"the compiler ended its process ({how})"} for cell in cells[len(lines):]]  # fmt: skip
     return lines
+
+
+def prepare() -> None:
+    """Import what every group needs, and let Triton hash its own files, once before the processes are forked."""
+    import labkit.workers.rmsnorm_kernels  # noqa: F401
+
+    with contextlib.suppress(ImportError, AttributeError):  # a saving only; the place differs between versions
+        from triton.runtime.cache import triton_key
+
+        triton_key()
 
 
 def main() -> None:
@@ -232,9 +248,8 @@ def main() -> None:
     with open(run_dir / "rank0.jsonl", "w", encoding="utf-8") as stream:
         targets = list(dict.fromkeys(cell["target"] for cell in params["cells"]))
         lines = [{"kind": "compiler", "kernel": KERNEL, "fp_fusion": True, **versions(targets)}]
-        import labkit.workers.rmsnorm_kernels  # noqa: F401  (once, before the processes are forked)
-
-        lines += run_targets(params, run_dir)
+        prepare()
+        lines += run_groups(params, run_dir)
         lines.append({"kind": "done", "wall_s": time.perf_counter() - began})
         stream.writelines(json.dumps(line, allow_nan=False) + "\n" for line in lines)
 

@@ -2,10 +2,10 @@
 
     python -m labkit.workers.warp_sweep --run-dir D           # reads D/params.json, writes D/rank0.jsonl
 
-Two experiments in one interleaved run, with a copy beside them. `w1`, `w2`, ...: the kernel compiled for that many
-warps, as the report did. `w4 b2`: the cubin of `w4`, launched with as much unused dynamic shared memory as leaves room
-for two blocks on an SM: same code, same bytes, lower occupancy. Lines by "kind": device, kernel (the driver's view of
-each cubin), check, timing, refusal, done. Exits non-zero when an output is wrong. Needs CUDA.
+Two experiments, each interleaved with a copy. `w1`, `w2`, ...: the kernel compiled for that many warps, as the report
+did. Then `w4 b2`: the cubin of `w4`, launched with as much unused dynamic shared memory as leaves room for two blocks
+on an SM: same code, same bytes, lower occupancy. Lines by "kind": device, kernel (the driver's view of each cubin),
+dial, check, timing, refusal, done. Exits non-zero when an output is wrong. Needs CUDA.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import triton
 from labkit.workers import rmsnorm_check as check
 from labkit.workers import rmsnorm_kernels as kernels
 from labkit.workers import rmsnorm_timing as timing
-from labkit.workers.cuda_driver import Driver, DriverError, pack
+from labkit.workers.cuda_driver import Driver, pack
 from labkit.workers.rmsnorm_bench import Lines
 
 DTYPE = torch.float16
@@ -49,9 +50,9 @@ class Sweep:
                  l2_bytes: int) -> None:  # fmt: skip
         self.hidden, self.params, self.lines, self.driver, self.limits = hidden, params, lines, driver, limits
         self.rows, self.eps, self.block = params["rows"], params["eps"], triton.next_power_of_2(hidden)
-        self.min_bytes = (2 * self.rows * hidden + hidden) * 2
-        self.per_sample = timing.calls_per_sample(self.min_bytes, l2_bytes=l2_bytes)
-        count = timing.num_buffers(self.min_bytes, l2_bytes=l2_bytes)
+        min_bytes = (2 * self.rows * hidden + hidden) * 2
+        self.per_sample = timing.calls_per_sample(min_bytes, l2_bytes=l2_bytes)
+        count = timing.num_buffers(min_bytes, l2_bytes=l2_bytes)
         generator = torch.Generator(device=timing.DEVICE)
         generator.manual_seed(params["seed"] + 1000 * params["process"])
         made = [check.make_inputs(self.rows, hidden, DTYPE, device=timing.DEVICE, generator=generator)
@@ -59,20 +60,18 @@ class Sweep:
         self.xs, self.w = [x for x, _ in made], made[0][1]
         self.targets = [check.PoisonedOutput(self.rows, hidden, DTYPE, device=timing.DEVICE) for _ in range(count)]
         self.calls: dict[str, timing.Call] = {}
-        for num_warps in params["num_warps"]:
-            self.add_warps(num_warps)
-        outs = [target.out for target in self.targets]
-        for name in ("copy", "copy_again"):
-            self.calls[name] = lambda i: outs[i % count].copy_(self.xs[i % count])
+
+    def add_copy(self, name: str) -> None:
+        """A copy of the same buffers, to compare with."""
+        xs, outs = self.xs, [target.out for target in self.targets]
+        self.calls[name] = lambda i: outs[i % len(outs)].copy_(xs[i % len(xs)])
 
     def add_warps(self, num_warps: int) -> None:
-        """The kernel for one num_warps, and its launches at fewer blocks."""
+        """The kernel for one num_warps, launched by Triton as the report did."""
         try:
             kernel: Any = self.launch(num_warps, 0)
             torch.cuda.synchronize()
-            module = self.driver.load(kernel.asm["cubin"])  # a second copy: its settings leave Triton's own alone
-            function = self.driver.function(module, kernel.metadata.name)
-            told = self.driver.function_attributes(function)
+            function, told = self.loaded(kernel)
             blocks, _ = self.driver.max_blocks(function, threads=32 * num_warps, dynamic_bytes=kernel.metadata.shared)
             self.lines.write("kernel", hidden=self.hidden, num_warps=num_warps, blocks_per_sm=blocks,
                              dynamic_shared_bytes=kernel.metadata.shared, registers=told["registers"],
@@ -82,13 +81,11 @@ class Sweep:
             self.lines.refuse("num_warps", error, hidden=self.hidden, num_warps=num_warps)
             return
         self.calls[f"w{num_warps}"] = lambda i: self.launch(num_warps, i)
-        if num_warps not in self.params["dial_warps"]:
-            return
-        for fewer in [b for b in self.params["dial_blocks"] if b < blocks] + [blocks]:
-            try:
-                self.add_dial(kernel, num_warps, fewer, is_whole=fewer == blocks)
-            except (DriverError, AttributeError) as error:
-                self.lines.refuse("dial", error, hidden=self.hidden, num_warps=num_warps, blocks=fewer)
+
+    def loaded(self, kernel: Any) -> tuple[ctypes.c_void_p, dict[str, int]]:
+        """A kernel's cubin loaded once more, so that its settings leave Triton's own alone; and its attributes."""
+        function = self.driver.function(self.driver.load(kernel.asm["cubin"]), kernel.metadata.name)
+        return function, self.driver.function_attributes(function)
 
     def launch(self, num_warps: int, index: int) -> Any:
         """One call through Triton; returns its compiled kernel."""
@@ -96,27 +93,25 @@ class Sweep:
         return kernels.rmsnorm_report[(self.rows,)](
             x, self.w, out, x.stride(0), out.stride(0), self.hidden, self.eps, BLOCK=self.block, num_warps=num_warps)
 
-    def add_dial(self, kernel: Any, num_warps: int, blocks: int, *, is_whole: bool) -> None:
-        """The same machine code with room for `blocks` blocks an SM, launched by the driver."""
-        own = kernel.metadata.shared
-        shared = own if is_whole else max(own, shared_for_blocks(blocks, self.limits))
-        module = self.driver.load(kernel.asm["cubin"])
-        function = self.driver.function(module, kernel.metadata.name)
+    def add_dial(self, num_warps: int) -> None:
+        """One machine code at several numbers of resident blocks, launched by the driver; the last is its own."""
+        kernel: Any = self.launch(num_warps, 0)
+        torch.cuda.synchronize()
+        own, threads = kernel.metadata.shared, 32 * num_warps
+        function, _ = self.loaded(kernel)
         self.driver.allow_shared(function, self.limits["shared_memory_per_block_bytes"], carveout=True)
-        seen, code = self.driver.max_blocks(function, threads=32 * num_warps, dynamic_bytes=shared)
-        name = f"w{num_warps} b{blocks}"
-        self.lines.write("dial", name=name, hidden=self.hidden, num_warps=num_warps, blocks=blocks, shared_bytes=shared,
-                         driver_blocks=seen, error=code)  # fmt: skip
+        most, _ = self.driver.max_blocks(function, threads=threads, dynamic_bytes=own)
         stream = torch.cuda.current_stream().cuda_stream
         packed = [self.arguments(i) for i in range(len(self.xs))]
-
-        def call(index: int) -> None:
-            self.driver.launch(function, blocks=self.rows, threads=32 * num_warps, dynamic_bytes=shared,
-                               stream=stream, args=packed[index % len(packed)])  # fmt: skip
-
-        call(0)
-        torch.cuda.synchronize()
-        self.calls[name] = call
+        for blocks in [b for b in self.params["dial_blocks"] if b < most] + [most]:
+            shared = own if blocks == most else max(own, shared_for_blocks(blocks, self.limits))
+            seen, code = self.driver.max_blocks(function, threads=threads, dynamic_bytes=shared)
+            name = f"w{num_warps} b{blocks}"
+            self.lines.write("dial", name=name, hidden=self.hidden, num_warps=num_warps, blocks=blocks,
+                             shared_bytes=shared, driver_blocks=seen, error=code)  # fmt: skip
+            self.calls[name] = lambda i, shared=shared: self.driver.launch(
+                function, blocks=self.rows, threads=threads, dynamic_bytes=shared, stream=stream,
+                args=packed[i % len(packed)])
 
     def arguments(self, index: int) -> tuple[Any, list[Any]]:
         """Kernel arguments for the driver; the last two are scratch pointers that Triton adds, unused here."""
@@ -149,8 +144,8 @@ class Sweep:
                 self.lines.write("timing", mode=mode, name=name, hidden=self.hidden, ms=[round(v, 6) for v in values])
 
 
-def run(params: dict[str, Any], lines: Lines) -> None:
-    """Both experiments for every row length."""
+def run(params: dict[str, Any], lines: Lines) -> bool:
+    """Both experiments for every row length, the first for all of them first; False if the second could not be done."""
     torch.cuda.set_device(0)
     properties = torch.cuda.get_device_properties(0)
     torch.empty(1, device=timing.DEVICE)  # makes the context that the driver calls use
@@ -160,13 +155,34 @@ def run(params: dict[str, Any], lines: Lines) -> None:
                 l2_bytes=properties.L2_cache_size, **limits)  # fmt: skip
     flush = timing.Flush(properties.L2_cache_size)
     timing.spin_up()
+    common = (params, lines, driver, limits, properties.L2_cache_size)
     for hidden in params["hidden"]:
-        sweep = Sweep(hidden, params, lines, driver, limits, properties.L2_cache_size)
-        sweep.check_all()
-        sweep.time_all(flush)
-        print(f"progress: timed hidden {hidden}: {len(sweep.calls)} calls", flush=True)
-        del sweep
-        torch.cuda.empty_cache()
+        sweep = Sweep(hidden, *common)
+        for num_warps in params["num_warps"]:
+            sweep.add_warps(num_warps)
+        for name in ("copy", "copy_again"):
+            sweep.add_copy(name)
+        finish(sweep, flush)
+    try:
+        for hidden in params["hidden"] if params["dial_warps"] else ():
+            sweep = Sweep(hidden, *common)
+            for num_warps in params["dial_warps"]:
+                sweep.add_dial(num_warps)
+            sweep.add_copy("copy_dial")
+            finish(sweep, flush)
+    except Exception as error:  # what was timed above stays good, whatever the driver thinks of these launches
+        lines.refuse("dial", error)
+        return False
+    return True
+
+
+def finish(sweep: Sweep, flush: timing.Flush) -> None:
+    """Check every call of a sweep, time it, and give its memory back."""
+    sweep.check_all()
+    sweep.time_all(flush)
+    print(f"progress: timed rows of {sweep.hidden}: {', '.join(sweep.calls)}", flush=True)
+    sweep.calls.clear()
+    torch.cuda.empty_cache()
 
 
 def main() -> None:
@@ -178,9 +194,10 @@ def main() -> None:
     began = time.perf_counter()
     with open(run_dir / "rank0.jsonl", "w", encoding="utf-8") as stream, torch.no_grad():
         lines = Lines(stream)
-        run(params, lines)
+        is_whole = run(params, lines)
         lines.write("done", wall_s=time.perf_counter() - began)
-    if lines.failed:
+    if not is_whole and not lines.failed:
+        os._exit(0)  # after a failed launch even leaving would raise
         raise AssertionError(f"{len(lines.failed)} checks failed, first: {lines.failed[0]}")
 
 
