@@ -74,8 +74,8 @@ def job_facts(rows: Rows, log: str, *, world_size: int, wall_s: float, timeout_s
     return {
         "failed": rank is not None or exitcode is not None, "error": found[1] if found else None, "rank": rank,
         "exitcode": exitcode, "wall_s": wall_s, "before_timeout": wall_s < timeout_s,
-        "after_timeout": wall_s >= timeout_s, "aligned": logs, "missing": logs["missing"], "first_error_s": first_complaint_s(rows),
-        "watchdog": watchdog_report(log)}
+        "after_timeout": wall_s >= timeout_s, "aligned": logs, "missing": logs["missing"],
+        "first_error_s": first_complaint_s(rows), "watchdog": watchdog_report(log)}
 
 
 def kill_results(rows: Rows) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def kill_results(rows: Rows) -> dict[str, Any]:
     for row in tries:
         problems = list(_try_problems(row, points, good))
         wrong += [f"try {row['number']} ({row['fault']}): {problem}" for problem in problems]
-        counts[row["fault"]].update(tries=1, recovered=not problems)
+        counts[row["fault"]].update(tries=1, recovered=int(not problems))
         good = row["newest_good_step"] or good
     return {
         "num_tries": len(tries), "num_kills": sum(row["fault"] == "kill" for row in tries),
@@ -137,7 +137,8 @@ def drill_results(rows: Rows) -> dict[str, Any]:
     faults = of_kind(rows, "fault")
     by_kind: dict[str, Counter[str]] = {row["fault"]: Counter() for row in faults}
     for row in faults:
-        by_kind[row["fault"]].update(faults=1, detected=row["is_detected"], recovered=row["is_recovered"])
+        by_kind[row["fault"]].update(
+            faults=1, detected=int(row["is_detected"]), recovered=int(row["is_recovered"]))
     return {
         "num_faults": len(faults), "num_detected": sum(row["is_detected"] for row in faults),
         "num_recovered": sum(row["is_recovered"] for row in faults),

@@ -31,21 +31,21 @@ def gloo_chunk_bytes(*, total_bytes: int, world_size: int, element_bytes: int = 
     Returns: bytes; a multiple of `element_bytes`.
     Raises: ValueError naming the argument, the value got, what was expected.
     Assumes: gloo's default segments of at most 1 MiB; at least two segments a chunk, the same number for each rank.
-    Source: gloo/allreduce.cc, `allreduce` (ring), as of torch 2.13.
+    Source: seen in torch 2.13: bits of sums of known vectors; gloo's ring divides a message into segments of equal
+        length, an older gloo/allreduce.cc into segments of 1 MiB.
 
-    >>> gloo_chunk_bytes(total_bytes=16789504, world_size=4) // 2**20
-    5
+    >>> gloo_chunk_bytes(total_bytes=16789504, world_size=4)
+    4197380
     """
     require_int("total_bytes", total_bytes, least=1)
     require_int("world_size", world_size, least=2)
     require_int("element_bytes", element_bytes, least=1)
     if total_bytes % element_bytes:
         raise ValueError(f"total_bytes={total_bytes!r}: expected a multiple of element_bytes={element_bytes}")
-    most = GLOO_SEGMENT_BYTES // element_bytes * element_bytes
-    half = min(-(-total_bytes // (2 * world_size)), most)
-    segment = -(-half // element_bytes) * element_bytes
-    num_segments = max(-(-total_bytes // segment), 2 * world_size)
-    return -(-num_segments // world_size) * segment
+    num_segments = max(-(-total_bytes // GLOO_SEGMENT_BYTES), 2 * world_size)
+    per_chunk = -(-num_segments // world_size)
+    segment = -(-total_bytes // (per_chunk * world_size))
+    return per_chunk * (-(-segment // element_bytes) * element_bytes)
 
 
 def ring_ranks(*, chunk: int, world_size: int) -> list[int]:

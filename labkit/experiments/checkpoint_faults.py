@@ -50,6 +50,8 @@ class Params:
     """`cpu` (gloo) or `cuda` (NCCL)."""
     hidden: int = 1024
     inner: int = 2048
+    controls: tuple[str, ...] = tuple(CONTROLS)
+    """Names in `labkit.calc.checkpoint_resume.CONTROLS`; the report's five are always among them."""
     dropout: float = 0.1
     batch: int = 32
     """Samples of a rank and step."""
@@ -102,6 +104,8 @@ class Params:
         # Powers of two: DDP's division by the world size is then exact, as the predicted order of sums assumes.
         _require(bool(worlds) and set(worlds) <= {2, 4, 8, 16} and len(set(worlds)) == len(worlds), "world_sizes",
                  worlds, "different ones of 2, 4, 8 and 16")
+        _require(set(list(CONTROLS)[:5]) <= set(self.controls) <= set(CONTROLS), "controls", self.controls,
+                 f"the report's five, and any of {', '.join(list(CONTROLS)[5:])}")
         _require(0 <= self.dropout < 1, "dropout", self.dropout, "0 or more, below 1")
         _require(self.save_step >= 2, "save_step", self.save_step, "at least 2: buckets are rebuilt by then")
         _require(self.num_steps > self.save_step, "num_steps", self.num_steps, f"above save_step={self.save_step}")
@@ -222,12 +226,14 @@ def _measure_resume(params: Params, run_dir: Path, predicted: Mapping[str, Any],
     launches[1:1] = [(f"p{i}", main, False) for i in range(1, params.num_processes)]
     found: dict[int, dict[str, Any]] = {}
     orders: dict[int, dict[str, Any]] = {}
+    controls = [[control, CONTROLS[control]] for control in params.controls]
     timed = []
     for name, world, is_resumed in launches:
         is_order_known = params.device == "cpu" or world == 2
         is_timed = world == main
         folder = _folder(run_dir / name, {
-            **plain_params(params), "controls": CONTROLS if is_resumed else {}, "is_dcp_tried": name == f"w{main}",
+            **plain_params(params), "controls": controls if is_resumed else [],
+            "is_dcp_tried": name == f"w{main}",
             "num_cost_rounds": params.num_cost_rounds if is_timed else 0,
             "spans": {PLAIN: checkpoint_resume.sum_order(
                 control=PLAIN, world_size=world, hidden=params.hidden, inner=params.inner)}

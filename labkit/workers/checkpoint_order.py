@@ -22,6 +22,7 @@ def own_gradients(job: Job) -> dict[str, list[Tensor]]:
     Nothing of the job moves: generators, cursor and gradients are as before.
     """
     before = rank_state(job)
+    job.optimizer.zero_grad(set_to_none=True)  # what the last step left would be added to
     loss_of(job.model, next_batch(job)).backward()
     gathered: dict[str, list[Tensor]] = {}
     for name, parameter in job.model.named_parameters():

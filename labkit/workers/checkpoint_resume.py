@@ -58,9 +58,9 @@ def train(session: Session, job: Job, control: str, run: str, num_steps: int) ->
     return first
 
 
-def run_control(session: Session, params: Mapping[str, Any], control: str, root: Path) -> None:
+def run_control(session: Session, params: Mapping[str, Any], control: str, settings: dict[str, Any], root: Path, *,
+                is_first: bool) -> None:
     """One control: the run that is never stopped, the save, the run that starts from it, and how they differ."""
-    settings = {**params["controls"][control]}
     torch.use_deterministic_algorithms(settings.pop("is_deterministic", False))
     num_warm_passes = settings.pop("num_warm_passes", 0)
     settings.setdefault("is_fused", False)
@@ -96,7 +96,7 @@ def run_control(session: Session, params: Mapping[str, Any], control: str, root:
                                        "resumed": digest(list(fresh.model.parameters()))})
         if gathered:
             check_order(session, params["spans"][control], job, gathered, {"initial": again, "later": kept})
-        if control == next(iter(params["controls"])):
+        if is_first:
             refuse_damage(session, folder, save_step)
     finally:
         torch.use_deterministic_algorithms(False)
@@ -179,8 +179,8 @@ def check_order(session: Session, spans: Mapping[str, Any], job: Job, gathered: 
 def run_all(session: Session, params: Mapping[str, Any], root: Path) -> None:
     """Every part of one process."""
     session.write("setup", world_size=session.world_size, device=session.device.type, torch=torch.__version__)
-    for control in params["controls"]:
-        run_control(session, params, control, root)
+    for number, (control, settings) in enumerate(params["controls"]):
+        run_control(session, params, control, {**settings}, root, is_first=number == 0)
     if params["is_dcp_tried"]:
         dcp_scenarios(session, root / "dcp")
         session.say("DCP scenarios: done")
