@@ -63,6 +63,8 @@ def cell_table(record: RunRecord) -> pd.DataFrame:
                 row |= {"predicted_ms": plan.get("ms", {}).get(cell),
                         "spilled_ms": record.results.get("ms_with_spills", {}).get(cell)}  # fmt: skip
             rows.append(row)
+    # A record's JSON is in alphabetical order, where 16 comes before 2.
+    rows.sort(key=lambda row: (int(row["target"][3:]), not row["hints"], row["hidden"], row["num_warps"]))
     return pd.DataFrame(rows)
 
 
@@ -78,28 +80,29 @@ def _times(results: dict[str, Any], cell: str) -> dict[str, Any]:
 def target_table(record: RunRecord, column: str = "registers") -> pd.DataFrame:
     """One column of `cell_table` with the cells as rows and the targets as columns; cells with hints only."""
     frame = cell_table(record)
-    frame = frame[frame["hints"]]
+    frame = frame.query("hints")
     order = list(dict.fromkeys(frame["cell"]))
     wide = frame.pivot(index="cell", columns="target", values=column)
-    return wide.reindex(index=order, columns=list(dict.fromkeys(frame["target"]))).reset_index()
+    return wide.reindex(index=order, columns=list(dict.fromkeys(frame["target"]))).reset_index().convert_dtypes()
 
 
 def bare_table(record: RunRecord) -> pd.DataFrame:
     """What hints change. Columns: target, cell, registers, bare_registers, max_load_bytes, bare_max_load_bytes."""
     frame = cell_table(record)
     keys, values = ["target", "cell"], ["registers", "max_load_bytes"]
-    known, bare = frame[frame["hints"]][keys + values], frame[~frame["hints"]][keys + values]
-    bare = bare.rename(columns={name: f"bare_{name}" for name in values})
-    return bare.merge(known, on=keys)[["target", "cell", *(n for v in values for n in (v, f"bare_{v}"))]]
+    known, bare = (frame.query(which).filter(items=keys + values) for which in ("hints", "not hints"))
+    both = bare.rename(columns={name: f"bare_{name}" for name in values}).merge(known, on=keys)
+    return both.filter(items=["target", "cell", *(n for v in values for n in (v, f"bare_{v}"))])
 
 
 def compiler_table(records: Sequence[RunRecord]) -> pd.DataFrame:
-    """Who compiled. Columns: machine, triton, target, ptxas, cuobjdump."""
-    return pd.DataFrame([
+    """Who compiled. Columns: machine, triton, ptxas, cuobjdump, target (those of one ptxas)."""
+    found = pd.DataFrame([
         {"machine": record.hardware_tag, "triton": record.results["compiler"]["triton"], "target": target,
          "ptxas": version, "cuobjdump": record.results["compiler"]["cuobjdump"]}
         for record in records for target, version in record.results["compiler"]["ptxas"].items()
     ])  # fmt: skip
+    return found.groupby(["machine", "triton", "ptxas", "cuobjdump"], sort=False)["target"].agg(", ".join).reset_index()
 
 
 def compare_table(records: Sequence[RunRecord]) -> pd.DataFrame:

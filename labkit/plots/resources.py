@@ -20,21 +20,24 @@ def registers(frame: pd.DataFrame, *, source: str) -> go.Figure:
         frame: with target, cell, elements, hints, registers, predicted_registers, v100_registers.
         source: hardware, run and date, for the caption.
     """
-    frame = frame[frame["hints"]].dropna(subset=["registers"])
-    sizes = frame.groupby("target")["cell"].nunique()
-    full = [name for name in dict.fromkeys(frame["target"]) if sizes[name] == sizes.max()][:4]
+    frame = frame.query("hints").dropna(subset=["registers"])
+    targets = frame["target"].tolist()
+    sizes = {name: targets.count(name) for name in dict.fromkeys(targets)}
+    full = [name for name, size in sizes.items() if size == max(sizes.values())]
+    full = list(dict.fromkeys((full[0], *full[-2:])))  # the oldest and the two newest
     fig = figure(
-        "Registers follow the elements a thread holds, whatever the target", x="row elements per thread",
+        "Registers follow the elements a thread holds, until they no longer fit", x="row elements per thread",
         y="registers per thread", log_x=True, height=440,
         caption=f"Compiled without a GPU; a thread can have 255 at most. Fewer elements: more warps a row. {source}.",
         alt="Line chart of registers against elements per thread: targets lie close together and rise to 255.",
     )  # fmt: skip
     for index, target in enumerate(full):
-        part = frame[frame["target"] == target].sort_values(["elements", "hidden"])
+        part = frame.query("target == @target").sort_values(["elements", "hidden"])
         fig.add_trace(measured(part["elements"].tolist(), part["registers"].tolist(), name=target, index=index))
-    plan = frame[frame["target"] == full[0]].drop_duplicates("elements").sort_values("elements")
+    first = frame.query("target == @full[0]").sort_values(["elements", "hidden"])
+    plan = first.drop_duplicates("elements")
     fig.add_trace(predicted(plan["elements"].tolist(), plan["predicted_registers"].tolist()))
-    report = frame[frame["target"] == full[0]].dropna(subset=["v100_registers"]).sort_values(["elements", "hidden"])
+    report = first.dropna(subset=["v100_registers"])
     if len(report):
         fig.add_trace(quoted(report["elements"].tolist(), report["v100_registers"].tolist(),
                              name="V100 report (quoted)", index=4))  # fmt: skip
@@ -50,10 +53,11 @@ def bounds(frame: pd.DataFrame, *, source: str) -> go.Figure:
         frame: with target, cell, hints, occupancy_pct, naive_occupancy_pct.
         source: hardware, run and date, for the caption.
     """
-    frame = frame[frame["hints"]].dropna(subset=["occupancy_pct"])
-    target = REPORT_TARGET if (frame["target"] == REPORT_TARGET).any() else frame["target"].iloc[0]
-    part = frame[frame["target"] == target]
-    loose = int((part["naive_occupancy_pct"] > part["occupancy_pct"] + 1e-9).sum())
+    frame = frame.query("hints").dropna(subset=["occupancy_pct"])
+    targets = frame["target"].tolist()
+    target = REPORT_TARGET if REPORT_TARGET in targets else targets[0]
+    part = frame.query("target == @target")
+    loose = len(part.query("naive_occupancy_pct > occupancy_pct + 1e-9"))
     title = f"Plain division overstates {loose} of {len(part)} bounds on {target}"
     fig = figure(
         title, x="row length / warps", y="occupancy bound (%)", height=420,
