@@ -63,7 +63,8 @@ def test_a_call_that_differs_names_the_minority(tmp_path, change, field, odd):
     dumps = {rank: dump([entry(1), entry(2)], ranks="[0, 1, 2]") for rank in (0, 1)}
     dumps[2] = dump([entry(1), {**entry(2), **entry(2, **change)}], ranks="[0, 1, 2]")
     first = folder(tmp_path, dumps)["first_mismatch"]
-    assert (first["seq"], first["differing_ranks"], first["missing_ranks"]) == (2, odd, []) and field in first["differs"]
+    assert (first["seq"], first["differing_ranks"], first["missing_ranks"]) == (2, odd, [])
+    assert field in first["differs"]
 
 
 def test_uneven_all_to_all_is_no_mismatch(tmp_path):
@@ -102,8 +103,7 @@ def test_a_call_that_all_made_and_none_finished(tmp_path):
 
 
 def test_the_cause_is_named_before_those_who_wait(tmp_path):
-    """Rank 1 waits in group 1 for rank 2, which left that call out; rank 0 waits for rank 1 in group 0 and is named
-    by nobody."""
+    """Rank 1 waits in group 1 for rank 2, which left that call out; rank 0 waits for rank 1 in group 0."""
     config = {name: {"name": name, "desc": name, "ranks": ranks} for name, ranks in (("0", "[0, 1]"), ("1", "[1, 2]"))}
     waits0 = entry(1, group=("0", "a"), state="scheduled", time_created_ns=10)
     waits1 = entry(1, group=("1", "b"), state="scheduled", time_created_ns=20)

@@ -98,7 +98,7 @@ def test_search_on_the_reports_machine():
 
 
 def test_a_search_of_nine_ranks_is_refused():
-    with pytest.raises(ValueError, match="axes=.*at most 8"):
+    with pytest.raises(ValueError, match=r"axes=.*at most 8"):
         rank_mappings(axes=[["TP", 3], ["DP", 3]], calls={}, topology=[["X"] * 9] * 9, links=LINKS, size_bytes=1)
     with pytest.raises(ValueError, match="links: no rate for SYS"):
         group_link(group=[0, 7], topology=bit_topology(links=["PIX", "PHB", "SYS"]), links={"PIX": LINKS["PIX"]})

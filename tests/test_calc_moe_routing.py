@@ -97,10 +97,10 @@ def test_capacity_row_by_row():
 
 
 def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match="hot_share=1.5"):
+    with pytest.raises(ValueError, match=r"hot_share=1\.5"):
         source_split(num_tokens=4, num_ranks=2, hot_share=1.5)
     with pytest.raises(ValueError, match="as many destinations as sources"):
         received_rows(splits=[[1, 2]])
-    with pytest.raises(ValueError, match="loads=.*at least one above 0"):
+    with pytest.raises(ValueError, match=r"loads=.*at least one above 0"):
         capacity_outcome(loads=[0, 0], capacity_factor=1)
     assert expert_flop(rows=0, hidden=4, ffn=8) == 0

@@ -38,7 +38,7 @@ def row_bound(*, dtype: str, hidden: int, ffn: int) -> float:
 
 
 def moe_oracles(rows: list[dict[str, Any]], seen: Mapping[str, Any], predicted: Mapping[str, Any], *,
-                cases: Sequence[str], num_tokens: int, bound: float, calls: Mapping[str, int],
+                cases: Sequence[str], bound: float, calls: Mapping[str, int],
                 dedup: Mapping[str, Any]) -> list[Oracle]:
     """Every check of a run.
 
@@ -47,14 +47,12 @@ def moe_oracles(rows: list[dict[str, Any]], seen: Mapping[str, Any], predicted: 
         seen: `labkit.analyze.moe_results.structure`.
         predicted: values of the prediction: received_rows, splits, dedup_distinct_ranks, dedup_tolerance.
         cases: labels.
-        num_tokens: of one rank.
         bound: `row_bound`.
         calls: `labkit.analyze.moe_results.calls_per_step`.
         dedup: `labkit.analyze.moe_results.dedup`.
     """
     num_ranks = len(seen["received"][cases[0]])
-    all_tokens = num_tokens * num_ranks
-    ids_sum = {case: all_tokens * (all_tokens - 1) // 2 for case in cases}
+    tokens = {case: num_ranks * sum(predicted["splits"][case]) for case in cases}
     checks = {case: of_kind(rows, "case", case=case) for case in cases}
     found = [
         _equal("rows received as predicted, every rank", {case: predicted["received_rows"][case] for case in cases},
@@ -63,7 +61,8 @@ def moe_oracles(rows: list[dict[str, Any]], seen: Mapping[str, Any], predicted: 
                seen["matrix"], "gathered before anything is sent: unmatched splits hang or overwrite"),
         _equal("token ids come back in place", {case: 0 for case in cases}, seen["ids_wrong"],
                "compared element by element on every rank"),
-        _equal("every id arrives exactly once", {case: [ids_sum[case], all_tokens] for case in cases},
+        _equal("every id arrives exactly once",
+               {case: [count * (count - 1) // 2, count] for case, count in tokens.items()},
                {case: [sum(row["ids_sum"] for row in of), sum(row["ids_distinct"] for row in of)]
                 for case, of in checks.items()}, "sum of all ids, and number of different ones, over ranks"),
         Oracle(name="every output row is its own expert's", expected=0.0, seen=seen["out_rel_diff"], tolerance=bound,

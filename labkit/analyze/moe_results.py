@@ -52,13 +52,12 @@ def times_ms(rows: Rows, case: str, phase: str, *, is_split: bool) -> list[list[
     return [[by_rank[rank][index] for index in sorted(by_rank[rank])] for rank in sorted(by_rank)]
 
 
-def timing(processes: Sequence[Rows], cases: Sequence[str], *, tokens: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def timing(processes: Sequence[Rows], tokens: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Times by case over all processes.
 
     Args:
         processes: rows of every rank, by process.
-        cases: labels.
-        tokens: of all ranks, in one step.
+        tokens: case -> tokens of all ranks in one step.
 
     Returns: (results, samples). Results: "<phase>_ms" and "step_ms" of the slowest rank of each step; "tokens_per_s";
         by rank, as medians: "rank_combine_ms" (as it comes), "rank_wait_ms" and "rank_transfer_ms" (of steps that meet
@@ -68,7 +67,7 @@ def timing(processes: Sequence[Rows], cases: Sequence[str], *, tokens: int) -> t
         *(f"{phase}_ms" for phase in (*PHASES, "step")), "tokens_per_s", "rank_combine_ms", "rank_expert_ms",
         "rank_wait_ms", "rank_transfer_ms")}
     samples: dict[str, Any] = {}
-    for case in cases:
+    for case in tokens:
         for phase in (*PHASES, "step"):
             by_process = [times_ms(rows, case, phase, is_split=False) for rows in processes]
             slowest = [[max(step) for step in zip(*ranks, strict=True)] for ranks in by_process]
@@ -78,7 +77,7 @@ def timing(processes: Sequence[Rows], cases: Sequence[str], *, tokens: int) -> t
             results[f"{phase}_ms"][case] = quantity(pooled, "ms", num_processes=len(processes))
             samples[f"{phase}_ms.{case}"] = {"unit": "ms", "values": slowest}
             if phase == "step":
-                rates = [tokens / time * 1e3 for time in pooled]
+                rates = [tokens[case] / time * 1e3 for time in pooled]
                 results["tokens_per_s"][case] = quantity(rates, "tokens/s", num_processes=len(processes))
         for name, phase, is_split in (("rank_combine_ms", "combine", False), ("rank_expert_ms", "expert", False),
                                       ("rank_wait_ms", "wait", True), ("rank_transfer_ms", "combine", True)):

@@ -53,6 +53,8 @@ class Params:
     """Share of each source's tokens that goes to the expert of rank 0 in the case `hot`."""
     sweep_shares: tuple[float, ...] = ()
     """Further shares, each a case of its own."""
+    large_tokens_per_rank: int = 0
+    """Tokens of a rank in two further cases, `balanced, large` and `hot, large`; 0 leaves them out."""
     dedup_tokens: int = 256
     """Tokens of a rank in the top-k comparison; 0 leaves it out."""
     dedup_experts_per_rank: int = 4
@@ -77,7 +79,7 @@ class Params:
         for name in ("world_size", "tokens_per_rank", "hidden", "ffn", "dedup_experts_per_rank", "dedup_top_k",
                      "num_processes", "num_timed_steps", "num_late_repeats", "num_bandwidth_iterations"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("dedup_tokens", "num_warmup_steps", "seed"):
+        for name in ("dedup_tokens", "large_tokens_per_rank", "num_warmup_steps", "seed"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         _require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
         _require(self.dtype in ELEMENT_BYTES, "dtype", self.dtype, "fp32, fp16 or bf16")
@@ -98,11 +100,15 @@ def _require(is_good: bool, name: str, got: Any, expected: str) -> None:
 
 
 def splits(params: Params) -> dict[str, list[int]]:
-    """Case -> rows that each source sends to each rank: `balanced`, `hot`, then the sweep (`25 % hot`)."""
+    """Case -> rows that each source sends to each rank: `balanced`, `hot`, the sweep (`25 % hot`), the large two."""
     shares: dict[str, float | None] = {"balanced": None, "hot": params.hot_share}
     shares |= {f"{100 * share:g} % hot": share for share in params.sweep_shares}
-    return {case: moe_routing.source_split(num_tokens=params.tokens_per_rank, num_ranks=params.world_size,
-                                           hot_share=share) for case, share in shares.items()}
+    sizes = dict.fromkeys(shares, params.tokens_per_rank)
+    if params.large_tokens_per_rank:
+        shares |= {"balanced, large": None, "hot, large": params.hot_share}
+        sizes |= dict.fromkeys(("balanced, large", "hot, large"), params.large_tokens_per_rank)
+    return {case: moe_routing.source_split(num_tokens=sizes[case], num_ranks=params.world_size, hot_share=share)
+            for case, share in shares.items()}
 
 
 def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[str, Any]:
@@ -122,10 +128,9 @@ def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[
     received = {case: moe_routing.received_rows(splits=matrix) for case, matrix in matrices.items()}
     row_bytes = params.hidden * ELEMENT_BYTES[params.dtype]
     moved = {case: moe_routing.fabric_bytes(splits=matrix, row_bytes=row_bytes) for case, matrix in matrices.items()}
-    mean = params.tokens_per_rank
     return {
         "splits": by_case, "received_rows": received,
-        "max_mean": {case: max(rows) / mean for case, rows in received.items()},
+        "max_mean": {case: max(rows) * len(rows) / sum(rows) for case, rows in received.items()},
         "fabric_bytes": {case: found["fabric"] for case, found in moved.items()},
         "busiest_port_bytes": {case: found["busiest"] for case, found in moved.items()},
         "expert_gflop": {case: moe_routing.expert_flop(rows=max(rows), hidden=params.hidden, ffn=params.ffn) / 1e9
@@ -205,14 +210,15 @@ def _measure(params: Params, run_dir: Path, predicted: dict[str, Any], outcome: 
     seen = moe_results.structure(first, cases)
     calls, dedup = moe_results.calls_per_step(first), moe_results.dedup(first)
     outcome.oracles += moe_oracles.moe_oracles(
-        first, seen, predicted, cases=cases, num_tokens=params.tokens_per_rank, calls=calls, dedup=dedup,
+        first, seen, predicted, cases=cases, calls=calls, dedup=dedup,
         bound=moe_oracles.row_bound(dtype=params.dtype, hidden=params.hidden, ffn=params.ffn))
-    timed, samples = moe_results.timing(processes, cases, tokens=params.tokens_per_rank * params.world_size)
+    timed, samples = moe_results.timing(
+        processes, {case: params.world_size * sum(split) for case, split in predicted["splits"].items()})
     rates, rate_samples = moe_results.bandwidth(processes)
     late, kernels = moe_results.late(first), moe_results.kernel_lengths(first)
     is_home = not any(seen["ids_wrong"].values())
     loads = seen["received"]["hot"]
-    factors = (1.0, 1.25, 2.0, max(loads) / params.tokens_per_rank)
+    factors = sorted({1.0, 1.25, 2.0, max(loads) / params.tokens_per_rank})
     capacity = {f"{f:g}": moe_routing.capacity_outcome(loads=loads, capacity_factor=f) for f in factors}
     outcome.samples |= samples | rate_samples
     outcome.results |= {

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,6 +168,11 @@ def mapping_search(*, tp_calls: int = 4, pp_calls: int = 1, dp_calls: int = 1) -
         pp_calls: on the pipeline axis.
         dp_calls: on the data-parallel axis.
     """
+    return deepcopy(_searched(tp_calls, pp_calls, dp_calls))
+
+
+@lru_cache(maxsize=8)
+def _searched(tp_calls: int, pp_calls: int, dp_calls: int) -> dict[str, Any]:
     return mesh_prediction.search_summary(
         calls={"TP": tp_calls, "PP": pp_calls, "DP": dp_calls}, links=report_links())
 

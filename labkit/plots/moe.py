@@ -27,11 +27,13 @@ def moe_figures(results: Mapping[str, Any], *, name: str, caption: str = "", lin
         link_gb_per_s: of the link, one direction, by its datasheet; drawn as a limit if given.
     """
     found = {"received": received(results["received"], results["max_mean"], caption=caption)}
-    if "hot" in results.get("rank_wait_ms", {}):
-        found["wait_split"] = wait_split(*(results[key]["hot"] for key in (
+    waits = results.get("rank_wait_ms", {})
+    if case := next((case for case in ("hot, large", "hot") if case in waits), None):
+        found["wait_split"] = wait_split(*(results[key][case] for key in (
             "rank_expert_ms", "rank_wait_ms", "rank_transfer_ms")), caption=caption)
-    if len(results.get("step_ms", {})) > 2:
-        found["skew"] = skew(results["max_mean"], results["step_ms"], results["expert_ms"], name=name, caption=caption)
+    small = {case: time for case, time in results.get("step_ms", {}).items() if not case.endswith(", large")}
+    if len(small) > 2:
+        found["skew"] = skew(results["max_mean"], small, results["expert_ms"], name=name, caption=caption)
     if results.get("capacity"):
         found["capacity"] = capacity(results["capacity"], caption=caption)
     if results.get("dispatch_gb_per_s"):

@@ -48,12 +48,18 @@ def _peer_copies(session: Session, params: dict[str, Any], num_iterations: int) 
     def copy() -> None:
         target.copy_(source)
 
+    store: Any = dist.distributed_c10d._get_default_store()
     for is_both in (False, True):
         session.barrier()
+        if not is_both and session.rank > 0:
+            # Wait on the host: a barrier's kernel would hold the GPU that the first rank copies to.
+            store.wait(["labkit-peer-copy"])
         if is_both or session.rank == 0:
             times = _event_times(session, copy, num_iterations, meet=is_both)
             session.write("peer_copy", is_both=is_both, num_bytes=num_bytes, times_s=times,
                           is_right=bool((target[:: max(1, num_bytes // 4096)] == 1).all().item()))
+        if not is_both and session.rank == 0:
+            store.set("labkit-peer-copy", "done")
         session.barrier()
 
 
