@@ -185,6 +185,9 @@ def test_slowest_rank_of_each_step_by_hand():
         [5.0, 5.1, 6.1])
     assert results["rank_wait_ms"]["hot"] == pytest.approx([0.0, 4.0])
     assert results["rank_combine_ms"]["hot"] == pytest.approx([1.0, 5.1])
+    assert moe_results.waits_in_combine(results) is True and moe_results.waits_in_combine({}) is None
+    alike = {**results, "rank_wait_ms": {"hot": [4.0, 4.0]}}
+    assert moe_results.waits_in_combine(alike) is False
     assert results["tokens_per_s"]["hot"]["value"] == pytest.approx(12 / 6.1e-3)
     assert samples["rank_wait_ms.hot"]["values"] == [[[0.0], [4.0]]]
 

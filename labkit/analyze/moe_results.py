@@ -89,6 +89,23 @@ def timing(processes: Sequence[Rows], tokens: Mapping[str, int]) -> tuple[dict[s
     return results, samples
 
 
+def waits_in_combine(results: Mapping[str, Any]) -> bool | None:
+    """Whether the ranks without the hot expert spend more of their combine waiting than the rank that has it.
+
+    Args:
+        results: of `timing`; the large hot case counts where there is one, else `hot`.
+
+    Returns: True if their median wait at the meeting point is longer than the hot rank's, and combine as it comes takes
+        them longer than the transfer alone; None where it was not measured.
+    """
+    waits = results.get("rank_wait_ms", {})
+    case = next((case for case in ("hot, large", "hot") if case in waits), None)
+    if case is None or len(waits[case]) < 2:
+        return None
+    cold = {name: median(results[name][case][1:]) for name in ("rank_wait_ms", "rank_combine_ms", "rank_transfer_ms")}
+    return cold["rank_wait_ms"] > waits[case][0] and cold["rank_combine_ms"] > cold["rank_transfer_ms"]
+
+
 def late(rows: Rows) -> dict[str, Any]:
     """What the first rank's clock says about one all-to-all when the last rank is late, ms; empty with one rank.
 

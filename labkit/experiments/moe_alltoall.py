@@ -233,6 +233,7 @@ def _measure(params: Params, run_dir: Path, predicted: dict[str, Any], outcome: 
         "dedup": dedup, "late": late, "kernel_lengths": kernels, "capacity": capacity,
         "capacity_tradeoff": _trades(list(capacity.values())), **timed, **rates,
         **({"collective_includes_wait": late["includes_wait"]} if late else {}),
+        **({"wait_in_combine": waits} if (waits := moe_results.waits_in_combine(timed)) is not None else {}),
         **({"kernel_length_misread": kernels["is_misread"]} if kernels else {}),
     }
 
