@@ -48,7 +48,8 @@ def cost_results(processes: Sequence[Rows]) -> tuple[dict[str, Any], dict[str, A
                     for variant, by_process in variants.items() if variant != "bare"}
              for size, variants in times.items()}
     fast = "xxh3_128" if any("protocol xxh3_128" in variants for variants in times.values()) else "sha256"
-    fast_costs = {size: _quantity(own[f"protocol {fast}"], "%", num) for size, own in costs.items()}
+    fast_costs = {size: _quantity(own[f"protocol {fast}"], "%", num) for size, own in costs.items()
+                  if f"protocol {fast}" in own}
     results = {
         "save_ms": _quantities(times, "ms", num), "save_cost_pct": _quantities(costs, "%", num),
         "async_stall_ms": {size: own["async"] for size, own in _quantities(

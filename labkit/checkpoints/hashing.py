@@ -10,6 +10,7 @@ import hashlib
 import io
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ except ImportError:  # an optional extra: labkit[fast]
 
 ALGORITHMS = ("sha256", "blake2b", "xxh3_128")
 CHUNK_BYTES = 4 * 2**20
+OVERLAP_BYTES = 2 * 2**20
 
 
 class HashUnavailable(ValueError):
@@ -76,7 +78,8 @@ def hash_file(path: Path, algorithm: str) -> tuple[str, int]:
 class HashingStream(io.RawIOBase):
     """An unbuffered binary stream that hashes what it hands on, so that nothing has to be read back.
 
-    `before_write` is called before every write to the file: a place to stop a writer on purpose.
+    Large pieces are hashed in a second thread while the first one writes them: both let go of the interpreter's lock.
+    `before_write` is called before every write: a place to stop a writer on purpose.
     """
 
     def __init__(self, stream: FileIO, algorithm: str, before_write: Callable[[], None] | None = None) -> None:
@@ -85,23 +88,43 @@ class HashingStream(io.RawIOBase):
         self._before_write = before_write
         self.num_bytes = 0
         self.hash_s = 0.0
-        """Seconds spent in the hash."""
+        """Seconds spent in the hash; those of large pieces overlap the writing."""
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-hash")
 
     def writable(self) -> bool:
         """True: this is what a BufferedWriter asks first."""
         return True
 
     def write(self, data: Any, /) -> int:
-        """Write what the file takes of a bytes-like object, which may be a part; returns the number of bytes."""
+        """Write all of a bytes-like object; returns the number of bytes. Raises OSError, e.g. for a full disk."""
         view = memoryview(data).cast("B")
         if self._before_write is not None:
             self._before_write()
-        num_written = self._stream.write(view) or 0
+        if len(view) < OVERLAP_BYTES:
+            self._update(view)
+            self._write_all(view)
+        else:
+            hashed = self._helper.submit(self._update, view)
+            try:
+                self._write_all(view)
+            finally:
+                hashed.result()  # the caller may reuse its memory as soon as this returns
+        self.num_bytes += len(view)
+        return len(view)
+
+    def _update(self, view: memoryview) -> None:
         started = time.perf_counter()
-        self._hash.update(view[:num_written])
+        self._hash.update(view)
         self.hash_s += time.perf_counter() - started
-        self.num_bytes += num_written
-        return num_written
+
+    def _write_all(self, view: memoryview) -> None:
+        while view:  # one call takes at most 2 GiB, and a nearly full disk takes a part
+            view = view[self._stream.write(view) or 0:]
+
+    def close(self) -> None:
+        """End the helper thread; the file below stays open."""
+        self._helper.shutdown()
+        super().close()
 
     def digest(self) -> str:
         """Hex digest of everything written so far."""

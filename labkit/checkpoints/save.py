@@ -73,10 +73,13 @@ def write_file(
         step("create", name)
         with open(temporary, "wb", buffering=0) as file:
             hashed = HashingStream(file, algorithm, before_write=lambda: step("write", name))
-            # Small pieces are collected, large ones pass through without a copy.
-            stream = io.BufferedWriter(hashed, BUFFER_BYTES)
-            write(stream)
-            stream.flush()
+            try:
+                # Small pieces are collected, large ones pass through without a copy.
+                stream = io.BufferedWriter(hashed, BUFFER_BYTES)
+                write(stream)
+                stream.flush()
+            finally:
+                hashed.close()
             step("sync", name)
             if durable:
                 os.fsync(file.fileno())

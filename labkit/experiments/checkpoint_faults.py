@@ -45,7 +45,7 @@ class Params:
     """What is asked of a run. Defaults are the report's model on CPU ranks."""
 
     world_sizes: tuple[int, ...] = (4, 2, 8)
-    """Ranks of each resumed job; the first one also tries DCP, times saves and answers the claims if it is above 2."""
+    """Ranks of each resumed job, or (); the first also tries DCP, times saves and, above 2, answers the claims."""
     device: str = "cpu"
     """`cpu` (gloo) or `cuda` (NCCL)."""
     hidden: int = 1024
@@ -66,6 +66,8 @@ class Params:
     """Timed saves of each kind in each process; 0 leaves this out."""
     cost_sizes_mb: tuple[float, ...] = (50.0,)
     """State that rank 0 saves, MB (1e6 bytes)."""
+    cost_saves: tuple[str, ...] = ("bare", "sha256", "blake2b", "fast", "async", "dcp", "dcp + manifest")
+    """Kinds of save that are timed; `fast` is XXH3 where it is installed. Costs are relative to `bare`."""
     cost_budget_s: float = 15.0
     """Rounds of one size stop after this time."""
     num_faults: int = 200
@@ -78,6 +80,8 @@ class Params:
     """Group timeout of the straggler among these tries."""
     fault_world_size: int = 4
     fault_rank: int = 3
+    is_exit_tried: bool = True
+    """A job under torchrun with a rank that exits."""
     exit_step: int = 2
     exitcode: int = 17
     straggler_step: int = 3
@@ -102,8 +106,8 @@ class Params:
         _require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
         worlds = self.world_sizes
         # Powers of two: DDP's division by the world size is then exact, as the predicted order of sums assumes.
-        _require(bool(worlds) and set(worlds) <= {2, 4, 8, 16} and len(set(worlds)) == len(worlds), "world_sizes",
-                 worlds, "different ones of 2, 4, 8 and 16")
+        _require(set(worlds) <= {2, 4, 8, 16} and len(set(worlds)) == len(worlds), "world_sizes", worlds,
+                 "different ones of 2, 4, 8 and 16")
         _require(set(list(CONTROLS)[:5]) <= set(self.controls) <= set(CONTROLS), "controls", self.controls,
                  f"the report's five, and any of {', '.join(list(CONTROLS)[5:])}")
         _require(0 <= self.dropout < 1, "dropout", self.dropout, "0 or more, below 1")
@@ -112,6 +116,9 @@ class Params:
         _require(self.num_kills >= -1, "num_kills", self.num_kills, "-1 (all) or more")
         _require(self.kill_world_size == 0 or self.kill_world_size >= 2, "kill_world_size", self.kill_world_size,
                  "0 or at least 2")
+        known = type(self).__dataclass_fields__["cost_saves"].default
+        _require("bare" in self.cost_saves and set(self.cost_saves) <= set(known), "cost_saves", self.cost_saves,
+                 f"bare, and any of {', '.join(known[1:])}")
         _require(bool(self.cost_sizes_mb) and min(self.cost_sizes_mb) > 0, "cost_sizes_mb", self.cost_sizes_mb,
                  "sizes above 0")
         _require(0 <= self.fault_rank < self.fault_world_size, "fault_rank", self.fault_rank,
@@ -205,7 +212,8 @@ def _measure(params: Params, run_dir: Path, predicted: Mapping[str, Any], outcom
         found = checkpoint_faults.kill_results(rows)
         outcome.results |= {"kills": found, "proto_atomic_file": found["files_as_expected"]}
         outcome.oracles += checkpoint_oracles.kill_oracles(found)
-    _measure_resume(params, run_dir, predicted, outcome, progress, children)
+    if params.world_sizes:
+        _measure_resume(params, run_dir, predicted, outcome, progress, children)
     _measure_faults(params, run_dir, outcome, progress)
     left = [name for name in set(shm_files()) - before if name.startswith(SHM_PREFIXES)]
     outcome.results["left_behind"] = {"children": children, "shared_memory": left}
@@ -272,13 +280,14 @@ def _measure_faults(params: Params, run_dir: Path, outcome: Outcome, progress: C
     from labkit.analyze import checkpoint_oracles
 
     rank = params.fault_rank
-    seen = _broken(params, run_dir / "exit", "exit", progress)
-    outcome.results |= {
-        "fault_exit_setting": {"rank": rank, "step": params.exit_step, "exitcode": params.exitcode},
-        "fault_exit_seen": {name: seen[name] for name in ("error", "rank", "exitcode")},
-        "fault_exit_time": seen["wall_s"],
-        "detect_exit": seen["rank"] == rank and seen["before_timeout"]}
-    outcome.oracles += checkpoint_oracles.exit_oracles(seen, rank=rank, exitcode=params.exitcode)
+    if params.is_exit_tried:
+        seen = _broken(params, run_dir / "exit", "exit", progress)
+        outcome.results |= {
+            "fault_exit_setting": {"rank": rank, "step": params.exit_step, "exitcode": params.exitcode},
+            "fault_exit_seen": {name: seen[name] for name in ("error", "rank", "exitcode")},
+            "fault_exit_time": seen["wall_s"],
+            "detect_exit": seen["rank"] == rank and seen["before_timeout"]}
+        outcome.oracles += checkpoint_oracles.exit_oracles(seen, rank=rank, exitcode=params.exitcode)
     if params.straggler_sleep_s:
         seen = _broken(params, run_dir / "straggler", "straggler", progress)
         outcome.results |= {

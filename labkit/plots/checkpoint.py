@@ -95,7 +95,7 @@ def save_times(save_ms: Mapping[str, Mapping[str, Mapping[str, Any]]], stall_ms:
                                for variant, own in save_ms[size].items()))
     for i, size in enumerate(sizes):
         own = {**{name: save_ms[size][name] for name in variants if name in save_ms[size]},
-               "async: stall": stall_ms[size]}
+               **({"async: stall": stall_ms[size]} if size in stall_ms else {})}
         column = {key: [quantity[key] for quantity in own.values()] for key in ("value", "p10", "p90", "n")}
         points = measured(list(own), column["value"], name=size, low=column["p10"], high=column["p90"],
                           num_samples=column["n"], index=i)

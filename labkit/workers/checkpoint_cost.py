@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def measure_cost(session: Session, params: Mapping[str, Any], root: Path) -> Non
     saver = AsyncSaver(session)
     for size_mb in params["cost_sizes_mb"]:
         state = synthetic_state(session, size_mb)
-        actions = make_variants(session, state, saver)
+        actions = make_variants(session, state, saver, params["cost_saves"])
         variants = list(actions)
         session.say(f"save cost, {size_mb:g} MB: {', '.join(variants)}")
         started = time.perf_counter()
@@ -46,7 +46,9 @@ def measure_cost(session: Session, params: Mapping[str, Any], root: Path) -> Non
             # One rank's clock decides, or the ranks would part ways.
             if session.gather(time.perf_counter() - started)[0] > params["cost_budget_s"]:
                 break
-        measure_verify(session, state, root / "verify", size_mb=size_mb, num_rounds=params["num_cost_rounds"])
+        measure_verify(session, state, root / "verify", size_mb=size_mb, num_rounds=params["num_cost_rounds"],
+                       algorithms=[name for name in available_algorithms() if name != "blake2b" or name in
+                                   params["cost_saves"]])
         del state
     saver.wait()
 
@@ -59,7 +61,7 @@ def synthetic_state(session: Session, size_mb: float) -> dict[str, Any]:
                                  for i in range(NUM_TENSORS)}}
 
 
-def make_variants(session: Session, state: dict[str, Any], saver: AsyncSaver
+def make_variants(session: Session, state: dict[str, Any], saver: AsyncSaver, wanted: Sequence[str]
                   ) -> dict[str, Callable[[Path], dict[str, float] | None]]:
     """Name -> function(folder) that saves once and may return times of its own parts."""
     own = {"step": 0, "cursor": 0, "cpu_rng": torch.get_rng_state()}
@@ -88,12 +90,14 @@ def make_variants(session: Session, state: dict[str, Any], saver: AsyncSaver
     def plain_dcp(folder: Path) -> None:
         dcp_save({"main": state["model"]}, checkpoint_id=step_dir(folder, 0))
 
-    return {
-        "bare": bare, **{f"protocol {name}": protocol(name) for name in available_algorithms()},
-        "async": asynchronous, "dcp": plain_dcp,
-        "dcp + manifest": lambda folder: save_dcp(
-            session, folder, {"main": state["model"]}, step=0, algorithm=fast),
+    every = {
+        "bare": ("bare", bare), "sha256": ("protocol sha256", protocol("sha256")),
+        "blake2b": ("protocol blake2b", protocol("blake2b")), "fast": (f"protocol {fast}", protocol(fast)),
+        "async": ("async", asynchronous), "dcp": ("dcp", plain_dcp),
+        "dcp + manifest": ("dcp + manifest", lambda folder: save_dcp(
+            session, folder, {"main": state["model"]}, step=0, algorithm=fast)),
     }
+    return dict(every[name] for name in wanted)
 
 
 def one_save(session: Session, action: Callable[[Path], dict[str, float] | None], folder: Path) -> dict[str, Any]:
@@ -109,9 +113,10 @@ def one_save(session: Session, action: Callable[[Path], dict[str, float] | None]
     return {"time_s": time_s, **parts}
 
 
-def measure_verify(session: Session, state: dict[str, Any], root: Path, *, size_mb: float, num_rounds: int) -> None:
+def measure_verify(session: Session, state: dict[str, Any], root: Path, *, size_mb: float, num_rounds: int,
+                   algorithms: Sequence[str]) -> None:
     """Seconds to read back and judge a checkpoint of each hash, on rank 0, from the page cache."""
-    for algorithm in available_algorithms():
+    for algorithm in algorithms:
         save(session, root / algorithm, step=0, main=state, own={"step": 0}, algorithm=algorithm)
         if session.rank == 0:
             for i in range(min(3, num_rounds)):
