@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.analyze.hw_counters import METRICS, calls_of, one_call, parts
+from labkit.analyze.hw_counters import METRICS, calls_of, one_call, parts, split
 from labkit.analyze.hw_counters_oracles import replay
 from labkit.analyze.hw_counters_plan import workloads
 from labkit.analyze.hw_counters_results import values_of
@@ -22,8 +22,8 @@ from labkit.presets import UsageError, available_presets, build_params
 from labkit.records import RecordError, check_run, load_record
 from tests import hw_counters_run as made
 
-SMALL = dict(rows=(512, 8192), compile_rows=(8192,), warps=(4, 8), warps_hidden=(8192,), num_processes=2, rounds=4,
-             warm_calls=3)
+SMALL = dict(rows=(512, 8192), compile_rows=(8192,), again_rows=(512, 8192), warps=(4, 8), warps_hidden=(8192,),
+             num_processes=2, count_processes=2, rounds=4)
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +48,11 @@ def gpu(tmp_path, monkeypatch):
                 lines(run_dir)
             return LaunchResult(argv=["python", "-m", worker], wall_s=1.0, log=run_dir / "log.txt")
 
-        def count(worker, *, run_dir, metrics, read, cache_control, **how):
+        def count(worker, *, run_dir, metrics, read, **how):
             if fail:
                 raise LaunchError(fail, log_path=run_dir / "log.txt", error=fail)
             told = made.worker_lines(run_dir)
-            mode = "warm" if cache_control == "none" else "cold"
-            text = made.table(told["workloads"], mode, told["calls"], metrics, change=change)
+            text = made.table(told["workloads"], told["calls"], metrics, change=change)
             assert read(text)["kernels"]
             if after_count:
                 after_count(run_dir)
@@ -115,10 +114,12 @@ def test_a_run_by_rule_passes_every_oracle(gpu):
     assert results["counters"] == "read" and results["counters_read"] == [
         "achieved occupancy", "dram bytes", "L2 hit", "stall reasons"]
     assert results["dram_read_bytes"]["report w4 8192x8192"]["value"] == 134217728 + 16384
-    # Half of a 60 MiB cache holds what was written last.
-    assert results["retained_write_bytes"]["copy 8192x8192"] == 31457280
+    # Two fifths of a 60 MiB cache hold what was written last: reads are kept there one time and a half.
+    assert results["retained_write_bytes"]["copy 8192x8192"] == 25165824
     assert results["retained_write_bytes"]["copy 512x8192"] == 8388608
-    assert results["warm_dram_read_bytes"]["copy 512x8192"]["value"] == 0
+    assert results["passes_seen_by_memory"] | {"copy again 512x8192": 1, "copy again 8192x8192": 4} == results[
+        "passes_seen_by_memory"]
+    assert "copy again 8192x8192" not in results["retained_write_bytes"]
     assert results["kernels_per_call"].get("memcpy 8192x8192") is None
     assert results["rule_occupancy_pct"]["report w4 8192x8192"] == 25.0
     assert results["top_stall"]["copy 8192x8192"] == "long_scoreboard"
@@ -126,13 +127,16 @@ def test_a_run_by_rule_passes_every_oracle(gpu):
     assert results["effective_gb_per_s"]["copy 8192x8192"]["value"] == pytest.approx(moved / time["value"] / 1e3)
     assert time["n"] == 8 and time["num_processes"] == 2
     assert results["residual_pct"]["retained_write_bytes"]["copy 8192x8192"] == 0
+    assert results["residual_pct"]["retained_one_cache_bytes"]["copy 8192x8192"] == -20
 
 
 def test_prediction_comes_from_the_gpus_profile_and_before_the_run(gpu):
     record = gpu()
     predicted = record.prediction["values"]
     assert predicted["hardware"] == "h200" and predicted["l2_bytes"] == 62914560
-    assert predicted["retained_write_bytes"]["copy evict first 8192x8192"] == 62914560
+    assert predicted["retained_one_cache_bytes"]["copy evict first 8192x8192"] == 62914560
+    assert predicted["retained_write_bytes"]["copy evict first 8192x8192"] == 25165824
+    assert predicted["dram_read_bytes"]["copy again 8192x8192"] == 4 * 134217728
     assert predicted["tensor_flop"]["gemm 4096x4096x7168"] == 2 * 4096 * 4096 * 7168
     assert record.prediction["created_utc"] == record.created_utc <= record.finished_utc
     assert exp.predict(exp.Params(), hardware=load_profile("h200"))["min_bytes"]["copy 512x8192"] == 2 * 512 * 8192 * 2
@@ -143,7 +147,7 @@ def test_the_page_can_show_everything(gpu):
     table = exp.table(record)
     assert len(table) == len(record.results["min_bytes"]) and table["top_stall"].notna().sum() >= 10
     figures = exp.figures(record)
-    assert set(figures) == {"traffic", "retained", "bandwidth", "occupancy", "stalls"}
+    assert set(figures) == {"traffic", "retained", "passes", "bandwidth", "occupancy", "stalls"}
     assert all(json.loads(figure.to_json())["data"] for figure in figures.values())
     side = exp.compare([record])
     assert {"quantity", "workload", "unit", "v100_report"} <= set(side.columns) and len(side) > 20
@@ -151,23 +155,23 @@ def test_the_page_can_show_everything(gpu):
 
 
 FAULTS = {
-    "more left in L2 than it holds": (lambda spec, mode, v: v | {"dram_write_bytes": 0},
+    "more left in L2 than it holds": (lambda spec, v: v | {"dram_write_bytes": 0},
                                       "written bytes that memory did not see fit in L2"),
-    "reads that are too few": (lambda spec, mode, v: v | {"dram_read_bytes": int(0.8 * v["dram_read_bytes"])},
+    "reads that are too few": (lambda spec, v: v | {"dram_read_bytes": int(0.8 * v["dram_read_bytes"])},
                                "a cold kernel reads at least its minimum from memory"),
-    "another occupancy rule": (lambda spec, mode, v: v | {"theoretical_occupancy_pct": 31.25},
+    "another occupancy rule": (lambda spec, v: v | {"theoretical_occupancy_pct": 31.25},
                                "theoretical occupancy is what our rule gives"),
-    "achieved above theoretical": (lambda spec, mode, v: v | {"achieved_occupancy_pct": 99.0},
+    "achieved above theoretical": (lambda spec, v: v | {"achieved_occupancy_pct": 99.0},
                                    "achieved occupancy does not pass the theoretical one"),
-    "tensor cores in a copy": (lambda spec, mode, v: v | {"tensor_instructions": 7},
-                               "tensor instructions where there is a matrix product, and nowhere else"),
-    "a product without tensor cores": (lambda spec, mode, v: v | {"tensor_instructions": 0},
-                                       "tensor instructions where there is a matrix product, and nowhere else"),
-    "a reason is missing": (lambda spec, mode, v: v | {"stall_long_scoreboard": 10.0},
+    "tensor cores in a copy": (lambda spec, v: v | {"tensor_flop": 7},
+                               "tensor cores did the products' operations and nothing else"),
+    "a product without tensor cores": (lambda spec, v: v | {"tensor_flop": 0},
+                                       "tensor cores did the products' operations and nothing else"),
+    "a reason is missing": (lambda spec, v: v | {"stall_long_scoreboard": 10.0},
                             "stall reasons add up to the cycles an instruction takes"),
-    "a clock too fast": (lambda spec, mode, v: v | {"time_ns": v["time_ns"] // 2},
+    "a clock too fast": (lambda spec, v: v | {"time_ns": v["time_ns"] // 2},
                          "counted bytes over time stay below the datasheet"),
-    "no occupancy": (lambda spec, mode, v: v | {"achieved_occupancy_pct": None},
+    "no occupancy": (lambda spec, v: v | {"achieved_occupancy_pct": None},
                      "the four kinds of counters that the report lacked were read"),
 }  # fmt: skip
 
@@ -175,8 +179,7 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_planted_fault_fails_its_oracle(gpu, name):
     change, oracle = FAULTS[name]
-    only_cold = lambda spec, mode, values: change(spec, mode, values) if mode == "cold" else values  # noqa: E731
-    record = gpu(change=only_cold)
+    record = gpu(change=change)
     assert record.status == "failed" and oracle in failed(record)
     with pytest.raises(RecordError, match="expected"):
         exp.check(record)
@@ -203,21 +206,23 @@ def test_no_permission_says_what_an_administrator_must_change(gpu):
 def test_a_tool_that_fails_later_keeps_what_was_measured(gpu):
     record = gpu(fail="ncu: no kernels were profiled")
     assert record.failure["message"] == "ncu: no kernels were profiled" and record.oracles == []
-    assert len(record.argv) == 1 and "min_bytes" in record.results
+    assert record.argv == [] and "min_bytes" in record.results
 
 
 def test_a_table_that_lost_a_marker_ends_the_run_in_one_line(gpu):
     def announce_more(folder):
         with open(folder / "rank0.jsonl", "a") as stream:
-            stream.write('{"kind": "profiled", "name": "one more", "calls": 1}\n')
+            stream.write('{"kind": "profiled", "name": "one more", "calls": 1, "is_marked": true}\n')
 
     record = gpu(change=None, lines=None, after_count=announce_more)
     assert record.status == "failed"
-    assert "15 markers in the table, the worker announced 16 workloads" in record.failure["message"]
+    assert "6 markers in the table, the worker set 7" in record.failure["message"]
     with pytest.raises(ValueError, match="before the first marker"):
         parts([{"name": "k"}], 0, "p0")
     with pytest.raises(ValueError, match="3 kernels in 2 calls"):
         calls_of([{"name": "k"}] * 3, 2, "p0")
+    with pytest.raises(ValueError, match="p0: 3 kernels for a to b, expected 2"):
+        split([{"name": "k"}] * 3, [{"name": "a", "calls": 1}, {"name": "b", "calls": 1}], "p0")
 
 
 def test_kernels_of_one_call_are_added():
@@ -230,11 +235,10 @@ def test_kernels_of_one_call_are_added():
     assert row["achieved_occupancy_pct"] == 60.0 and row["kernels"] == ["a", "b"]  # of the longer one
 
 
-def test_the_last_warm_call_counts():
-    rows = [{"workload": "w", "mode": "warm", "process": process, "call": call, "x": 10 * process + call}
-            for process in (0, 1) for call in (0, 1, 2)]  # fmt: skip
-    assert values_of(rows, "x", "w", "warm", last_only=True) == [[2], [12]]
-    assert values_of(rows, "x", "w", "warm") == [[0, 1, 2], [10, 11, 12]]
+def test_values_are_kept_apart_by_process():
+    rows = [{"workload": "w", "process": process, "call": call, "x": 10 * process + call}
+            for process in (1, 0) for call in (0, 1)]  # fmt: skip
+    assert values_of(rows, "x", "w") == [[0, 1], [10, 11]] and values_of(rows, "y", "w") == []
 
 
 def test_a_record_is_read_again_on_a_machine_without_a_gpu(gpu, tmp_path, monkeypatch):
@@ -248,7 +252,7 @@ def test_a_record_is_read_again_on_a_machine_without_a_gpu(gpu, tmp_path, monkey
     again = exp.run(exp.Params(touch_mib=(2,), rounds=1), run_id="again")
     assert again.status == "ok" and again.results["replayed"]["run_id"] == "gpu"
     assert sum(oracle.name.startswith("recorded:") for oracle in again.oracles) >= 10
-    table = committed / exp.SLUG / "gpu" / "p0-cold" / "ncu.csv"
+    table = committed / exp.SLUG / "gpu" / "p0-count" / "ncu.csv"
     table.write_text(table.read_text().replace("134,217,728", "134,217,729", 1))
     spoiled = exp.run(exp.Params(touch_mib=(2,), rounds=1), run_id="spoiled")
     assert "recorded: the results follow from the table" in failed(spoiled)
@@ -256,6 +260,7 @@ def test_a_record_is_read_again_on_a_machine_without_a_gpu(gpu, tmp_path, monkey
 
 def test_the_record_holds_no_path_of_this_machine(gpu, tmp_path):
     gpu()
+    assert "device__attribute" not in (tmp_path / "runs" / exp.SLUG / "gpu" / "p0-count" / "ncu.csv").read_text()
     for path in (tmp_path / "runs" / exp.SLUG / "gpu").rglob("*"):
         if path.is_file():
             assert "Connected" not in path.read_text() and str(tmp_path) not in path.read_text()
@@ -284,7 +289,8 @@ def test_a_gpu_preset_needs_a_gpu(monkeypatch):
 
 @pytest.mark.parametrize(("values", "match"), [
     ({"device": "tpu"}, "device"), ({"rows": ()}, "rows"), ({"rows": (0,)}, "rows"), ({"rounds": 0}, "rounds"),
-    ({"warps": (3,)}, "warps"), ({"warps": (64,)}, "warps"), ({"products": ("1x2",)}, "products"),
+    ({"warps": (3,)}, "warps"), ({"again_rows": (0,)}, "again_rows"),
+    ({"read_copies": 0}, "read_copies"), ({"warps": (64,)}, "warps"), ({"products": ("1x2",)}, "products"),
     ({"products": ("1x2xz",)}, "products"), ({"num_processes": True}, "num_processes"), ({"timeout_s": 0}, "timeout_s"),
     ({"touch_mib": (1.5,)}, "touch_mib"), ({"eps": "x"}, "eps"),
 ])  # fmt: skip

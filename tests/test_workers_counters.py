@@ -19,7 +19,8 @@ from labkit.workers.counted_kernels import Case
 generator = torch.Generator(device="cpu").manual_seed(1)
 norm = {"rows": 5, "hidden": 700}
 seen = {}
-for op, sizes in [("copy", norm), ("copy_evict_first", norm), ("memcpy", norm), ("fast", norm), ("native", norm),
+for op, sizes in [("copy", norm), ("copy_evict_first", norm), ("copy_again", {**norm, "passes": 3}), ("memcpy", norm),
+                  ("fast", norm), ("native", norm),
                   ("report", {**norm, "num_warps": 8}), ("gemm", {"m": 3, "n": 64, "k": 96})]:
     case = Case({"name": op, "op": op, **sizes}, eps=1e-6, generator=generator)
     right = case.judge()["num_bad"]
@@ -49,7 +50,7 @@ def test_each_kernel_is_right_and_a_spoiled_output_is_noticed():
     assert done.returncode == 0, done.stderr[-2000:]
     seen = json.loads(done.stdout.splitlines()[-1])
     assert "op='sort'" in seen.pop("error")
-    assert set(seen) == {"copy", "copy_evict_first", "memcpy", "fast", "native", "report", "gemm"}
+    assert set(seen) == {"copy", "copy_evict_first", "copy_again", "memcpy", "fast", "native", "report", "gemm"}
     assert seen == {op: [0, 1] for op in seen}
 
 

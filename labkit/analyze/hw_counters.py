@@ -1,18 +1,20 @@
 """Counters of the hardware lab: the tool's table and the worker's lines -> one row a call of a workload.
 
 In: folders `p<process>-<mode>` of a run, each with `rank0.jsonl` and, where kernels were counted, `ncu.csv`. Out: plain
-rows and dicts. Every kernel between two markers belongs to the workload that the worker announced at that place.
+rows and dicts. Every kernel between two markers belongs to the workloads that the worker announced there.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.analyze.ncu_csv import parse_ncu_csv
+from labkit.analyze.ncu_csv import KNOWN, parse_ncu_csv
 from labkit.records import public_text
 
 MARKER = "empty_kernel"
@@ -43,16 +45,16 @@ METRICS: dict[str, str] = {
     "gmma_instructions": "sm__inst_executed_pipe_tensor_op_gmma.sum",
     "hmma_instructions": "sm__inst_executed_pipe_tensor_op_hmma.sum",
     "tensor_flop": "sm__ops_path_tensor_src_bf16_dst_fp32.sum",
+    "local_stores": "smsp__inst_executed_op_local_st.sum",
     "cycles_per_instruction": "smsp__average_warp_latency_per_inst_issued.ratio",
     **{f"stall_{name}": f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio" for name in STALLS},
 }
 """Our name -> the tool's, for compute capability 9.0; what a GPU does not offer is left out by name."""
-WARM_METRICS = ("dram_read_bytes", "dram_write_bytes", "l2_hit_pct", "time_ns")
-"""What is counted when the caches keep what the last call left: so few that one pass is enough."""
 OTHER_NAMES = {"sm__ops_path_tensor_src_bf16_dst_fp32.sum": "sm__ops_path_tensor_src_bf16_dst_fp32_sparsity_off.sum"}
 """What newer versions of the tool call a metric."""
 SUMMED = ("dram_read_bytes", "dram_write_bytes", "l2_read_sectors", "l2_write_sectors", "time_ns",
-          "tensor_instructions", "gmma_instructions", "hmma_instructions", "tensor_flop")  # fmt: skip
+          "tensor_instructions", "gmma_instructions", "hmma_instructions", "tensor_flop",
+          "local_stores")  # fmt: skip
 """Added over the kernels of a call; of the others the kernel that takes longest counts."""
 GROUPS = {
     "achieved occupancy": "achieved_occupancy_pct", "dram bytes": "dram_read_bytes", "L2 hit": "l2_hit_pct",
@@ -62,10 +64,9 @@ GROUPS = {
 Row = dict[str, Any]
 
 
-def metric_names(mode: str) -> list[str]:
-    """The tool's names to ask for: all in mode `cold`, those of one pass in mode `warm`; old and new names."""
-    wanted = [METRICS[name] for name in (METRICS if mode == "cold" else WARM_METRICS)]
-    return wanted + [OTHER_NAMES[name] for name in wanted if name in OTHER_NAMES]
+def metric_names() -> list[str]:
+    """The tool's names to ask for, old and new names of each."""
+    return [*METRICS.values(), *OTHER_NAMES.values()]
 
 
 def read_lines(folder: Path) -> list[dict[str, Any]]:
@@ -93,24 +94,54 @@ def lines_of(run_dir: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def counted_calls(run_dir: Path) -> list[Row]:
-    """One row a call: process, mode, workload, call, kernels, passes, and every name of METRICS that was counted.
+    """One row a call: process, workload, call, kernels, and every name of METRICS that was counted.
 
     Raises: ValueError when a table cannot be matched with what the worker announced, or holds no kernels.
     """
     rows: list[Row] = []
-    for process, mode, folder in folders(run_dir):
+    for process, _, folder in folders(run_dir):
         table = folder / TABLE_NAME
         if not table.is_file():
             continue
         answer = parse_ncu_csv(table.read_text(encoding="utf-8"))
         if answer["error"] or not answer["kernels"]:
             raise ValueError(f"{folder.name}/{TABLE_NAME}: {answer['error']}")
-        announced = [line for line in read_lines(folder) if line["kind"] == "profiled"]
-        for line, kernels in zip(announced, parts(answer["kernels"], len(announced), folder.name)):
-            for call, group in enumerate(calls_of(kernels, line["calls"], f"{folder.name}: {line['name']}")):
-                where = {"process": process, "mode": mode, "workload": line["name"], "call": call}
-                rows.append({**where, **one_call(group)})
+        segments = announced_segments([line for line in read_lines(folder) if line["kind"] == "profiled"])
+        for lines, kernels in zip(segments, parts(answer["kernels"], len(segments), folder.name)):
+            for line, group in zip(lines, split(kernels, lines, folder.name)):
+                for call, of_call in enumerate(calls_of(group, line["calls"], f"{folder.name}: {line['name']}")):
+                    where = {"process": process, "workload": line["name"], "call": call}
+                    rows.append({**where, **one_call(of_call)})
     return rows
+
+
+def announced_segments(lines: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """The worker's `profiled` lines, a new group at each that came after a marker."""
+    found: list[list[Mapping[str, Any]]] = []
+    for line in lines:
+        if line["is_marked"] or not found:
+            found.append([])
+        found[-1].append(line)
+    return found
+
+
+def split(
+    kernels: list[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]], where: str
+) -> list[list[Mapping[str, Any]]]:  # fmt: skip
+    """Kernels of one group by workload: all of a single one, or one a call where several were announced.
+
+    Raises: ValueError when several were announced and there are more or fewer kernels than calls.
+    """
+    if len(lines) == 1:
+        return [kernels]
+    if len(kernels) != sum(line["calls"] for line in lines):
+        names = f"{lines[0]['name']} to {lines[-1]['name']}"
+        raise ValueError(f"{where}: {len(kernels)} kernels for {names}, expected {sum(x['calls'] for x in lines)}")
+    found, at = [], 0
+    for line in lines:
+        found.append(kernels[at : at + line["calls"]])
+        at += line["calls"]
+    return found
 
 
 def parts(kernels: Sequence[Mapping[str, Any]], num_parts: int, where: str) -> list[list[Mapping[str, Any]]]:
@@ -124,7 +155,7 @@ def parts(kernels: Sequence[Mapping[str, Any]], num_parts: int, where: str) -> l
         else:
             raise ValueError(f"{where}: {kernel['name']} was counted before the first marker")
     if len(found) != num_parts:
-        raise ValueError(f"{where}: {len(found)} markers in the table, the worker announced {num_parts} workloads")
+        raise ValueError(f"{where}: {len(found)} markers in the table, the worker set {num_parts}")
     return found
 
 
@@ -142,7 +173,6 @@ def one_call(kernels: Sequence[Mapping[str, Any]]) -> Row:
     row: Row = {
         "kernels": [kernel["name"][:80] for kernel in kernels],
         "threads_per_block": _product(longest.get("block")), "num_blocks": _product(longest.get("grid")),
-        "passes": max((kernel.get("passes") or 0 for kernel in kernels), default=0) or None,
     }  # fmt: skip
     for name, metric in METRICS.items():
         if name in SUMMED:
@@ -175,6 +205,17 @@ def groups_read(rows: Sequence[Row]) -> list[str]:
 
 
 def public_table(text: str, *, run_dir: Path) -> str:
-    """The tool's output as a record may keep it: without lines about processes, folders and the host's name."""
+    """The tool's output as a record keeps it: columns of METRICS only, nothing about processes, folders and the host.
+
+    The tool adds a hundred columns about the device. Cells stay as they were printed.
+    """
+    wanted = {*METRICS.values(), *OTHER_NAMES.values()}
     kept = [line for line in text.splitlines() if not re.match(r"==PROF== (Dis)?[Cc]onnected", line)]
-    return public_text("".join(line + "\n" for line in kept), run_dir=run_dir)
+    start = next((i for i, line in enumerate(kept) if line.startswith('"ID"')), len(kept))
+    rows = list(csv.reader(line for line in kept[start:] if line.startswith('"')))
+    columns = [i for i, title in enumerate(rows[0]) if title in wanted or title.lower() in KNOWN] if rows else []
+    out = io.StringIO()
+    writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerows([[row[i] for i in columns] for row in rows if len(row) == len(rows[0])])
+    said = [line for i, line in enumerate(kept) if i < start or not line.startswith('"')]
+    return public_text("".join(line + "\n" for line in said) + out.getvalue(), run_dir=run_dir)

@@ -12,47 +12,47 @@ from labkit.calc import cache_traffic
 from labkit.calc.gemm import gemm_flop
 
 ELEMENT_BYTES = 2
-FIRST_EVICTED = ("copy_evict_first", "fast")
+PASSES = 4
+"""Times that op `copy_again` copies its tensor in one launch."""
+READS_LEAVE_FIRST = ("copy_evict_first", "fast")
 """Ops whose last loads mark the lines as the first to leave the cache."""
-WARM_OPS = ("copy", "report", "fast")
-"""Ops that are also counted warm, with the caches left as the call before left them."""
+COPIES = ("copy", "copy_evict_first", "copy_again", "memcpy")
+UNCOUNTED, UNTIMED = ("memcpy",), ("compile",)
+"""A driver's memory copy is no kernel; compiling takes longer than all the timing, and the RMSNorm lab times it."""
 
 
 def workloads(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Name -> {"name", "op", sizes, "read_bytes", "write_bytes"}; the bytes are the least that any kernel must move."""
+    """Name -> {"name", "op", sizes, "read_bytes", "write_bytes"}; the bytes are the least that one pass must move."""
     plan: dict[str, dict[str, Any]] = {}
 
-    def add_norm(op: str, rows: int, hidden: int, num_warps: int | None = None) -> None:
+    def add_norm(op: str, rows: int, hidden: int, **more: int) -> None:
         tensor = rows * hidden * ELEMENT_BYTES
-        label = f"{op.replace('_', ' ')}{'' if num_warps is None else f' w{num_warps}'} {rows}x{hidden}"
-        weight = 0 if op in ("copy", "copy_evict_first", "memcpy") else hidden * ELEMENT_BYTES
-        spec = {"name": label, "op": op, "rows": rows, "hidden": hidden, "read_bytes": tensor + weight,
-                "write_bytes": tensor}  # fmt: skip
-        plan.setdefault(label, spec if num_warps is None else {**spec, "num_warps": num_warps})
+        warps = f" w{more['num_warps']}" if "num_warps" in more else ""
+        label = f"{op.replace('_', ' ')}{warps} {rows}x{hidden}"
+        weight = 0 if op in COPIES else hidden * ELEMENT_BYTES
+        plan.setdefault(label, {"name": label, "op": op, "rows": rows, "hidden": hidden, **more,
+                                "read_bytes": tensor + weight, "write_bytes": tensor})  # fmt: skip
 
     for rows in params["rows"]:
-        for op in ("copy", "copy_evict_first", "fast", "native"):
+        for op in ("copy", "copy_evict_first", "fast"):
             add_norm(op, rows, params["hidden"])
-        add_norm("report", rows, params["hidden"], 4)
+        add_norm("report", rows, params["hidden"], num_warps=4)
+    for rows in params["again_rows"]:
+        add_norm("copy_again", rows, params["hidden"], passes=PASSES)
+    for hidden in params["warps_hidden"]:
+        for num_warps in params["warps"]:
+            add_norm("report", params["warps_rows"], hidden, num_warps=num_warps)
+    for rows in params["rows"]:
+        add_norm("native", rows, params["hidden"])
     for rows in params["compile_rows"]:
         add_norm("compile", rows, params["hidden"])
         add_norm("memcpy", rows, params["hidden"])
-    for hidden in params["warps_hidden"]:
-        for num_warps in params["warps"]:
-            add_norm("report", params["warps_rows"], hidden, num_warps)
     for text in params["products"]:
         m, n, k = (int(part) for part in text.split("x"))
         name = f"gemm {text}"
         plan[name] = {"name": name, "op": "gemm", "m": m, "n": n, "k": k,
                       "read_bytes": ELEMENT_BYTES * (m * k + n * k), "write_bytes": ELEMENT_BYTES * m * n}  # fmt: skip
     return plan
-
-
-def warm_workloads(plan: Mapping[str, Mapping[str, Any]], params: Mapping[str, Any]) -> list[str]:
-    """Names that are also counted warm: the sweep over sizes of a few ops."""
-    sizes = {(rows, params["hidden"]) for rows in params["rows"]}
-    return [name for name, spec in plan.items() if spec["op"] in WARM_OPS and (spec["rows"], spec["hidden"]) in sizes
-            and spec.get("num_warps", 4) == 4]  # fmt: skip
 
 
 def predictions(
@@ -65,34 +65,47 @@ def predictions(
         params: of the slice.
         l2_bytes: capacity of the last-level cache.
         bytes_per_s: bandwidth of a large copy, bytes read plus written; None: no times.
+
+    Returns: `retained_one_cache_bytes` is what one undivided LRU cache would keep (all of it for writes, where reads
+        are marked as the first to leave); every other figure takes `params["read_copies"]` lines for a line read.
     """
     out: dict[str, dict[str, float]] = {}
-    warm = set(warm_workloads(plan, params))
     for name, spec in plan.items():
-        moved = {"read_bytes": spec["read_bytes"], "write_bytes": spec["write_bytes"]}
-        weight = 0.0 if spec["op"] in FIRST_EVICTED else 1.0
-        kept = cache_traffic.retained_write_bytes(**moved, l2_bytes=l2_bytes, read_weight=weight)
-        found = {
-            "dram_read_bytes": spec["read_bytes"], "dram_write_bytes": spec["write_bytes"] - kept,
-            "retained_write_bytes": kept,
-        }  # fmt: skip
+        moved = {"read_bytes": spec["read_bytes"], "write_bytes": spec["write_bytes"], "l2_bytes": l2_bytes}
+        halves = {**moved, "read_copies": params["read_copies"]}
+        passes = spec.get("passes", 1)
+        one = 0.0 if spec["op"] in READS_LEAVE_FIRST else 1.0
+        written = cache_traffic.counted_write_bytes(**halves, passes=passes)
+        found: dict[str, float] = {"dram_read_bytes": cache_traffic.counted_read_bytes(**halves, passes=passes)}
+        if spec["op"] != "gemm":  # a product re-reads its operands in tiles: it is no stream, only its minimum is known
+            found["dram_write_bytes"] = written
+        if passes == 1 and spec["op"] != "gemm":
+            found |= {"retained_write_bytes": cache_traffic.retained_write_bytes(**halves),
+                      "retained_one_cache_bytes": cache_traffic.retained_write_bytes(**moved, read_copies=one)}
         if spec["op"] == "gemm":
             found["tensor_flop"] = gemm_flop(m=spec["m"], n=spec["n"], k=spec["k"])
-        else:
-            found["l2_hit_pct"] = 100 * cache_traffic.stream_hit_share(**moved)
-        if name in warm:
-            found |= {
-                "warm_dram_read_bytes": cache_traffic.counted_read_bytes(**moved, l2_bytes=l2_bytes, is_warm=True),
-                "warm_dram_write_bytes": cache_traffic.counted_write_bytes(**moved, l2_bytes=l2_bytes, is_steady=True),
-            }  # fmt: skip
-        if bytes_per_s and spec["op"] != "gemm":
-            floor = params["launch_floor_us"]
-            found["cold_time_us"] = floor + 1e6 * (spec["read_bytes"] + spec["write_bytes"] - kept) / bytes_per_s
-            if sum(moved.values()) > l2_bytes:
-                found["steady_time_us"] = floor + 1e6 * sum(moved.values()) / bytes_per_s
+        elif passes == 1:
+            share = cache_traffic.stream_hit_share(read_bytes=spec["read_bytes"], write_bytes=spec["write_bytes"])
+            found["l2_hit_pct"] = 100 * share
+            found |= {f"l2_{kind}_bytes": params["read_copies"] * spec[f"{kind}_bytes"] for kind in ("read", "write")}
+            if bytes_per_s:
+                found |= _times(spec, written, l2_bytes, params["launch_floor_us"], bytes_per_s)
         for result, value in found.items():
             out.setdefault(result, {})[name] = value
     return out
+
+
+def _times(
+    spec: Mapping[str, Any], written: float, l2_bytes: float, floor_us: float, bytes_per_s: float
+) -> dict[str, float]:
+    """A cold call pays for what memory sees; one of many calls also for what the call before left behind."""
+    whole = spec["read_bytes"] + spec["write_bytes"]
+    found = {"cold_time_us": floor_us + 1e6 * (spec["read_bytes"] + written) / bytes_per_s}
+    return found | ({"steady_time_us": floor_us + 1e6 * whole / bytes_per_s} if whole > l2_bytes else {})
+
+
+MEASURED_AS = {"retained_one_cache_bytes": "retained_write_bytes"}
+"""Predictions that stand for another result."""
 
 
 def residuals_pct(
@@ -102,7 +115,7 @@ def residuals_pct(
     out: dict[str, dict[str, float]] = {}
     for result, by_name in predicted.items():
         for name, value in by_name.items():
-            seen = results.get(result, {}).get(name)
+            seen = results.get(MEASURED_AS.get(result, result), {}).get(name)
             seen = seen.get("value") if isinstance(seen, dict) else seen
             if isinstance(seen, int | float) and value > 0:
                 out.setdefault(result, {})[name] = round(100 * (seen / value - 1), 3)

@@ -21,7 +21,7 @@ COLD = {
 }
 """Result of the cold calls -> unit; each is a quantity by workload."""
 FIXED = ("registers", "theoretical_occupancy_pct", "threads_per_block", "shared_static_bytes", "shared_dynamic_bytes",
-         "tensor_instructions", "gmma_instructions", "hmma_instructions", "tensor_flop", "passes")  # fmt: skip
+         "tensor_instructions", "gmma_instructions", "hmma_instructions", "tensor_flop", "local_stores")  # fmt: skip
 """Results that every call of a workload must give alike."""
 SECTOR_BYTES = 32
 Plan = Mapping[str, Mapping[str, Any]]
@@ -47,31 +47,23 @@ def with_l2_bytes(row: Row) -> Row:
     return row | {f"l2_{kind}_bytes": SECTOR_BYTES * value for kind, value in sectors.items() if value is not None}
 
 
-def values_of(
-    rows: Sequence[Row], name: str, workload: str, mode: str, *, last_only: bool = False
-) -> list[list[float]]:  # fmt: skip
-    """Values of one name by process; only the last call of each process for what a warm-up must precede."""
+def values_of(rows: Sequence[Row], name: str, workload: str) -> list[list[float]]:
+    """Values of one name by process."""
     by_process: dict[int, list[float]] = {}
     for row in rows:
-        if row["workload"] == workload and row["mode"] == mode and row.get(name) is not None:
+        if row["workload"] == workload and row.get(name) is not None:
             by_process.setdefault(row["process"], []).append(row[name])
-    return [values[-1:] if last_only else values for _, values in sorted(by_process.items())]
+    return [values for _, values in sorted(by_process.items())]
 
 
 def counted_results(rows: Sequence[Row], plan: Plan) -> dict[str, Any]:
-    """Counter values by workload: cold calls (caches emptied before each pass) and warm ones (last of several)."""
+    """Counter values by workload; the caches were emptied before each pass of the tool."""
     out: dict[str, Any] = {name: {} for name in (*COLD, *FIXED, "ncu_time_us", "stalls", "kernels_per_call", "kernels")}
-    warm_units = {"dram_read_bytes": "bytes", "dram_write_bytes": "bytes", "l2_hit_pct": "%"}
-    warm: dict[str, Any] = {f"warm_{name}": {} for name in (*warm_units, "time_us")}
     for workload in plan:
         for name, unit in COLD.items():
-            _put(out[name], workload, values_of(rows, name, workload, "cold"), unit)
-        _put(out["ncu_time_us"], workload, _scaled(values_of(rows, "time_ns", workload, "cold"), 1e-3), "us")
-        for name, unit in warm_units.items():
-            _put(warm[f"warm_{name}"], workload, values_of(rows, name, workload, "warm", last_only=True), unit)
-        steady = _scaled(values_of(rows, "time_ns", workload, "warm", last_only=True), 1e-3)
-        _put(warm["warm_time_us"], workload, steady, "us")
-        own = [row for row in rows if row["workload"] == workload and row["mode"] == "cold"]
+            _put(out[name], workload, values_of(rows, name, workload), unit)
+        _put(out["ncu_time_us"], workload, _scaled(values_of(rows, "time_ns", workload), 1e-3), "us")
+        own = [row for row in rows if row["workload"] == workload]
         for name in FIXED:
             seen = sorted({row[name] for row in own if row.get(name) is not None})
             if seen:
@@ -80,7 +72,7 @@ def counted_results(rows: Sequence[Row], plan: Plan) -> dict[str, Any]:
             out["kernels_per_call"][workload] = max(len(row["kernels"]) for row in own)
             out["kernels"][workload] = sorted({name for row in own for name in row["kernels"]})
             out["stalls"][workload] = _means(own)
-    return {name: value for name, value in {**out, **warm}.items() if value}
+    return {name: value for name, value in out.items() if value}
 
 
 def _means(rows: Sequence[Row]) -> dict[str, float]:
@@ -118,7 +110,8 @@ def timing_results(times: Mapping[tuple[str, str], list[list[float]]], plan: Pla
         _put(out.setdefault(f"{mode}_time_us", {}), workload, _scaled(by_process, 1e3), "us")
     rates: dict[str, Any] = {}
     for workload, time in out.get("cold_time_us", {}).items():
-        moved = plan[workload]["read_bytes"] + plan[workload]["write_bytes"]
+        spec = plan[workload]
+        moved = spec.get("passes", 1) * (spec["read_bytes"] + spec["write_bytes"])
         ends = {"value": "value", "p10": "p90", "p90": "p10"}
         rates[workload] = {**time, "unit": "GB/s", **{end: moved / time[other] / 1e3 for end, other in ends.items()}}
     return {**out, **({"effective_gb_per_s": rates} if rates else {})}
@@ -127,11 +120,15 @@ def timing_results(times: Mapping[tuple[str, str], list[list[float]]], plan: Pla
 def derived(found: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     """What follows from the counters: bytes left in L2, bytes over time, occupancy by the rule, ratio to the least."""
     out: dict[str, Any] = {"retained_write_bytes": {}, "dram_gb_per_s": {}, "dram_over_min_bytes": {},
+                           "passes_seen_by_memory": {},
                            "rule_occupancy_pct": {}, "top_stall": {}}  # fmt: skip
     for workload, read in found.get("dram_read_bytes", {}).items():
         written, spec = found["dram_write_bytes"][workload]["value"], plan[workload]
-        total, smallest = read["value"] + written, spec["read_bytes"] + spec["write_bytes"]
-        out["retained_write_bytes"][workload] = spec["write_bytes"] - written
+        passes = spec.get("passes", 1)
+        total, smallest = read["value"] + written, passes * (spec["read_bytes"] + spec["write_bytes"])
+        out["passes_seen_by_memory"][workload] = read["value"] / spec["read_bytes"]
+        if passes == 1:  # else a line may be written again before it leaves, and the difference says nothing
+            out["retained_write_bytes"][workload] = spec["write_bytes"] - written
         out["dram_gb_per_s"][workload] = total / found["ncu_time_us"][workload]["value"] / 1e3
         out["dram_over_min_bytes"][workload] = total / smallest
     for workload, registers in found.get("registers", {}).items():
@@ -156,16 +153,13 @@ def rule_occupancy(found: Mapping[str, Any], workload: str, registers: Any) -> f
 
 
 def count_samples(rows: Sequence[Row]) -> dict[str, Any]:
-    """Every counted call of the names that have a spread, as a record keeps samples: by process."""
-    units = {**{f"cold.{name}": unit for name, unit in COLD.items()}, "cold.time_ns": "ns", "warm.time_ns": "ns",
-             "warm.dram_read_bytes": "bytes", "warm.dram_write_bytes": "bytes", "warm.l2_hit_pct": "%"}  # fmt: skip
-    out: dict[str, Any] = {}
-    for workload in dict.fromkeys(row["workload"] for row in rows):
-        for key, unit in units.items():
-            mode, name = key.split(".")
-            if values := values_of(rows, name, workload, mode):
-                out[f"{key}.{workload}"] = {"unit": unit, "values": values}
-    return out
+    """Bytes and time of every counted call, as a record keeps samples: by process."""
+    units = {"dram_read_bytes": "bytes", "dram_write_bytes": "bytes", "time_ns": "ns"}
+    return {
+        f"{name}.{workload}": {"unit": unit, "values": values}
+        for workload in dict.fromkeys(row["workload"] for row in rows)
+        for name, unit in units.items() if (values := values_of(rows, name, workload))
+    }  # fmt: skip
 
 
 def times_as_samples(times: Mapping[tuple[str, str], list[list[float]]]) -> dict[str, Any]:

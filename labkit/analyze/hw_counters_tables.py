@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.analyze.hw_counters_plan import workloads
+from labkit.analyze.hw_counters_plan import MEASURED_AS, workloads
 from labkit.records import RunRecord
 
 COLUMNS = {
@@ -20,17 +20,17 @@ COLUMNS = {
     "rule_pct": ("rule_occupancy_pct", 1.0), "achieved_pct": ("achieved_occupancy_pct", 1.0),
     "tensor_pipe_pct": ("tensor_pipe_pct", 1.0), "dram_throughput_pct": ("dram_throughput_pct", 1.0),
     "sm_throughput_pct": ("sm_throughput_pct", 1.0), "cycles_per_instruction": ("cycles_per_instruction", 1.0),
-    "warm_dram_read_mb": ("warm_dram_read_bytes", 1e-6), "warm_dram_write_mb": ("warm_dram_write_bytes", 1e-6),
-    "warm_l2_hit_pct": ("warm_l2_hit_pct", 1.0), "warm_us": ("warm_time_us", 1.0),
+    "l2_write_mb": ("l2_write_bytes", 1e-6), "passes_seen": ("passes_seen_by_memory", 1.0),
+    "local_stores": ("local_stores", 1.0),
     "tensor_instructions": ("tensor_instructions", 1.0), "tensor_flop": ("tensor_flop", 1.0),
 }
 """Column -> result and factor; MB is 1e6 bytes."""
 COMPARED = (
     ("read from memory, cold", "dram_read_bytes", 1e-6, "MB"),
     ("written to memory, cold", "dram_write_bytes", 1e-6, "MB"),
-    ("still in L2 at the end", "retained_write_bytes", 1e-6, "MB"), ("L2 hits", "l2_hit_pct", 1.0, "%"),
-    ("read from memory, warm", "warm_dram_read_bytes", 1e-6, "MB"),
-    ("written to memory, warm", "warm_dram_write_bytes", 1e-6, "MB"),
+    ("still in L2 at the end", "retained_write_bytes", 1e-6, "MB"),
+    ("the same, if L2 were one cache", "retained_one_cache_bytes", 1e-6, "MB"), ("L2 hits", "l2_hit_pct", 1.0, "%"),
+    ("read from L2", "l2_read_bytes", 1e-6, "MB"), ("tensor operations", "tensor_flop", 1e-9, "GFLOP"),
     ("one cold call", "cold_time_us", 1.0, "us"), ("one of many calls", "steady_time_us", 1.0, "us"),
 )  # fmt: skip
 REPORT = "not read: no permission"
@@ -47,13 +47,14 @@ def value_of(results: Mapping[str, Any], name: str, workload: str) -> float | No
 def kernel_table(record: RunRecord) -> pd.DataFrame:
     """One row a workload of a GPU record.
 
-    Columns: workload, op, kernels (per call), min_mb, those of COLUMNS (MB, us, GB/s, percent), top_stall.
+    Columns: workload, op, passes, kernels (per call), min_mb, those of COLUMNS (MB, us, GB/s, percent), top_stall.
     """
     results, rows = record.results, []
     for name, spec in workloads(record.params).items():
-        row: dict[str, Any] = {"workload": name, "op": spec["op"],
+        passes = spec.get("passes", 1)
+        row: dict[str, Any] = {"workload": name, "op": spec["op"], "passes": passes,
                                "kernels": results.get("kernels_per_call", {}).get(name, 0),
-                               "min_mb": (spec["read_bytes"] + spec["write_bytes"]) / 1e6}  # fmt: skip
+                               "min_mb": passes * (spec["read_bytes"] + spec["write_bytes"]) / 1e6}  # fmt: skip
         for column, (result, factor) in COLUMNS.items():
             value = value_of(results, result, name)
             row[column] = None if value is None else value * factor
@@ -89,7 +90,7 @@ def stall_table(record: RunRecord, names: Sequence[str] | None = None, *, top: i
     rows = [
         {"workload": name, "reason": reason, "warps": value, "share_pct": 100 * value / sum(stalls[name].values())}
         for name in (names or stalls) if name in stalls
-        for reason, value in list(stalls[name].items())[:top]
+        for reason, value in sorted(stalls[name].items(), key=lambda item: -item[1])[:top]
     ]  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -110,7 +111,8 @@ def compare_table(records: Sequence[RunRecord]) -> pd.DataFrame:
         tag, predicted = record.hardware_tag, record.prediction["values"]
         for label, result, factor, unit in COMPARED:
             for workload in predicted.get(result, {}):
-                seen, expected = value_of(record.results, result, workload), value_of(predicted, result, workload)
+                expected = value_of(predicted, result, workload)
+                seen = value_of(record.results, MEASURED_AS.get(result, result), workload)
                 if seen is None or expected is None:
                     continue
                 row = rows.setdefault((label, workload), {"quantity": label, "workload": workload, "unit": unit})

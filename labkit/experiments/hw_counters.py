@@ -52,6 +52,8 @@ class Params:
     hidden: int = 8192
     compile_rows: tuple[int, ...] = (8192,)
     """Rows for which `F.rms_norm` is also compiled, and copied by the driver."""
+    again_rows: tuple[int, ...] = (512, 1024, 1536, 2048, 8192)
+    """Rows of the tensor that one launch copies several times."""
     warps: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Warps a program of the report's kernel in the occupancy sweep."""
     warps_rows: int = 8192
@@ -59,11 +61,14 @@ class Params:
     products: tuple[str, ...] = ("4096x4096x7168", "1x4096x7168")
     """bf16 matrix products, `MxNxK`."""
     calls: int = 1
-    """Counted calls of each kernel in each process, caches emptied before each."""
-    warm_calls: int = 4
-    """Counted calls one after the other with the caches left alone; the last one counts."""
+    """Counted calls of each kernel in each counted process, caches emptied before each."""
     num_processes: int = 1
-    """Fresh processes of each kind."""
+    """Fresh processes that time the kernels without the profiler."""
+    count_processes: int = 1
+    """Fresh processes under Nsight Compute."""
+    read_copies: float = 1.5
+    """Lines of L2 that a line read takes: in two halves, half of the reads cross and are kept in both. A trial on an
+    H200 suggested it: it saw one lookup and a half for each access."""
     rounds: int = 3
     """Unprofiled samples of each kernel in each process; on a CPU, mappings of each size."""
     touch_mib: tuple[int, ...] = (4, 64)
@@ -81,10 +86,10 @@ class Params:
         for name in ("rows", "warps", "warps_hidden", "touch_mib", "products"):
             if not getattr(self, name):
                 raise ValueError(f"{name}=(): expected at least one")
-        for name in ("rows", "compile_rows", "warps", "warps_hidden", "touch_mib"):
+        for name in ("rows", "compile_rows", "again_rows", "warps", "warps_hidden", "touch_mib"):
             for value in getattr(self, name):
                 _whole(f"{name}: {value!r}", value)
-        for name in ("hidden", "warps_rows", "calls", "warm_calls", "num_processes", "rounds"):
+        for name in ("hidden", "warps_rows", "calls", "num_processes", "count_processes", "rounds"):
             _whole(f"{name}={getattr(self, name)!r}", getattr(self, name))
         for text in self.products:
             parts = text.split("x") if isinstance(text, str) else []
@@ -93,7 +98,7 @@ class Params:
         for value in self.warps:
             if value & (value - 1) or value > 32:
                 raise ValueError(f"warps: {value!r}: expected a power of two, at most 32")
-        for name in ("launch_floor_us", "eps", "timeout_s"):
+        for name in ("read_copies", "launch_floor_us", "eps", "timeout_s"):
             if not isinstance(getattr(self, name), int | float) or not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected a positive number")
 
@@ -122,7 +127,8 @@ def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[
     found = planning.predictions(plan, plain, l2_bytes=l2, bytes_per_s=copy.value if copy else None) if l2 else {}
     return {
         "hardware": hardware.name, "l2_bytes": l2, **found,
-        "min_bytes": {name: spec["read_bytes"] + spec["write_bytes"] for name, spec in plan.items()},
+        "min_bytes": {name: spec.get("passes", 1) * (spec["read_bytes"] + spec["write_bytes"])
+                      for name, spec in plan.items()},
         "page_faults": {f"{size} MiB": first_touch_faults(num_bytes=size * 2**20) for size in params.touch_mib},
     }  # fmt: skip
 
@@ -154,28 +160,27 @@ def _measure_gpu(
     outcome.results["ncu_query"] = query_answer(offered, told, read=parse_ncu_csv)
     (folder / "log.txt").unlink(missing_ok=True)  # thousands of lines that describe metrics
     refuse(outcome.results["ncu_query"], folder)
-    warm, absent = [plan[name] for name in planning.warm_workloads(plan, plain)], set[str]()
-    for process in range(params.num_processes):
-        for mode, specs in (("time", list(plan.values())), ("cold", list(plan.values())), ("warm", warm)):
-            progress(f"process {process + 1} of {params.num_processes}: {mode}, {len(specs)} kernels")
-            folder = run_dir / f"p{process}-{mode}"
-            folder.mkdir()
-            calls = params.warm_calls if mode == "warm" else params.calls
-            write_json(folder / "params.json", {**plain, "mode": "time" if mode == "time" else "count",
-                                                "process": process, "calls": calls, "workloads": specs})  # fmt: skip
-            if mode == "time":
-                done = launch_worker(WORKER, run_dir=folder, timeout_s=params.timeout_s, env=_ENV, progress=progress)
-                outcome.argv.append(done.argv)
-                continue
-            metrics, missing = supported(analyze.metric_names(mode), offered)
-            seen, dropped = count_worker(WORKER, run_dir=folder, metrics=metrics, read=parse_ncu_csv, env=_ENV,
-                                         timeout_s=params.timeout_s, progress=progress,
-                                         cache_control="none" if mode == "warm" else "all")  # fmt: skip
-            (folder / OUTPUT_NAME).unlink(missing_ok=True)
-            table = analyze.public_table(seen.text, run_dir=run_dir)
-            (folder / analyze.TABLE_NAME).write_text(table, encoding="utf-8")
-            outcome.argv.append(seen.argv)
-            absent |= {*missing, *dropped} - set(analyze.OTHER_NAMES.values())
+    timed = [spec for spec in plan.values() if spec["op"] not in planning.UNTIMED]
+    counted = [spec for spec in plan.values() if spec["op"] not in planning.UNCOUNTED]
+    metrics, missing = supported(analyze.metric_names(), offered)
+    absent = {*missing} - {*analyze.OTHER_NAMES.values()}
+    jobs = [(p, "count", counted) for p in range(params.count_processes)]
+    jobs += [(p, "time", timed) for p in range(params.num_processes)]
+    for process, mode, specs in jobs:
+        progress(f"process {process + 1}: {mode}, {len(specs)} kernels")
+        folder = run_dir / f"p{process}-{mode}"
+        folder.mkdir()
+        write_json(folder / "params.json", {**plain, "mode": mode, "process": process, "workloads": specs})
+        common: dict[str, Any] = {"run_dir": folder, "timeout_s": params.timeout_s, "env": _ENV, "progress": progress}
+        if mode == "time":
+            outcome.argv.append(launch_worker(WORKER, **common).argv)
+            continue
+        seen, dropped = count_worker(WORKER, metrics=metrics, read=parse_ncu_csv, **common)
+        absent |= set(dropped)
+        (folder / OUTPUT_NAME).unlink(missing_ok=True)
+        table = analyze.public_table(seen.text, run_dir=run_dir)
+        (folder / analyze.TABLE_NAME).write_text(table, encoding="utf-8")
+        outcome.argv.append(seen.argv)
     outcome.notes += [f"ncu does not offer {name} here" for name in sorted(absent)]
     results, outcome.samples = collect(run_dir, plan)
     sheet = load_profile(predicted["hardware"]).value("memory_bandwidth_bytes_per_s")

@@ -17,7 +17,7 @@ LRU_OPS = {"copy": "copy", "copy_evict_first": "copy, reads leave first", "repor
 def gpu_figures(
     results: Mapping[str, Any], prediction: Mapping[str, Any], frame: pd.DataFrame, *, source: str
 ) -> dict[str, go.Figure]:
-    """Every figure that these results allow: traffic, retained, bandwidth, occupancy, stalls.
+    """Every figure that these results allow: traffic, retained, passes, bandwidth, occupancy, stalls.
 
     Args:
         results: of a GPU record.
@@ -28,6 +28,7 @@ def gpu_figures(
     found = {
         "traffic": traffic(frame, source=source),
         "retained": retained(frame, prediction, source=source),
+        "passes": passes(frame, prediction, source=source),
         "bandwidth": bandwidth(frame, source=source, datasheet_gb_per_s=results.get("datasheet_gb_per_s")),
         "occupancy": occupancy(frame, source=source),
     }
@@ -83,10 +84,37 @@ def retained(frame: pd.DataFrame, prediction: Mapping[str, Any], *, source: str)
         written = (part.min_mb / 2).round(3).tolist()
         fig.add_trace(measured(written, part.retained_mb.tolist(), name=label, index=index))
         if op in ("copy", "copy_evict_first"):
-            wanted = [prediction["retained_write_bytes"][name] / 1e6 for name in part.workload]
-            fig.add_trace(predicted(written, wanted, name=f"{label}: predicted", index=index))
+            one = [prediction["retained_one_cache_bytes"][name] / 1e6 for name in part.workload]
+            fig.add_trace(predicted(written, one, name=f"{label}: if L2 were one cache", index=index))
+        if op == "copy":
+            halves = [prediction["retained_write_bytes"][name] / 1e6 for name in part.workload]
+            fig.add_trace(predicted(written, halves, name="all: two halves", index=4))
     fig.update_yaxes(rangemode="tozero")
     return ceiling(fig, prediction["l2_bytes"] / 1e6, label="L2 cache, whole")
+
+
+def passes(frame: pd.DataFrame, prediction: Mapping[str, Any], *, source: str) -> go.Figure:
+    """How often memory delivered a tensor that one launch copies several times, by bytes of a pass.
+
+    Args:
+        frame: with op, workload, passes, passes_seen.
+        prediction: with dram_read_bytes.
+        source: for the caption.
+    """
+    part = _rows(frame, (frame.op == "copy_again") & frame.passes_seen.notna())
+    rows = [text.removeprefix("copy again ") for text in part.workload]
+    fig = figure(
+        "What fits in L2 is read from memory once", x="tensor (rows x hidden, fp16)", y="times read from memory",
+        caption=f"One launch copies the tensor {part.passes.max()} times, loads pass by L1. {source}.",
+        alt="Small tensors are read once, large ones in every pass; the step shows how much the cache really holds.",
+    )  # fmt: skip
+    fig.add_trace(measured(rows, part.passes_seen.tolist(), name="counted", index=0))
+    sizes = [2 * int(text.split("x")[0]) * int(text.split("x")[1]) for text in rows]
+    wanted = [prediction["dram_read_bytes"][name] / size for name, size in zip(part.workload, sizes)]
+    fig.add_trace(predicted(rows, wanted, name="two halves, reads kept in both", index=4))
+    fig.update_xaxes(type="category")
+    fig.update_yaxes(range=[0, float(part.passes.max()) + 0.5])
+    return fig
 
 
 def bandwidth(frame: pd.DataFrame, *, source: str, datasheet_gb_per_s: float | None) -> go.Figure:

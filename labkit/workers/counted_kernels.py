@@ -2,11 +2,12 @@
 
     python -m labkit.workers.counted_kernels --run-dir D        # reads D/params.json, writes D/rank0.jsonl
 
-`workloads` is a list of {"name", "op", ...}: op copy, copy_evict_first, memcpy, report, fast, native, compile (with
-`rows`, `hidden` and for report `num_warps`) or gemm (with `m`, `n`, `k`). Modes: `time` measures single calls after an
-L2 flush and calls replayed back to back; `count` launches `empty_kernel` and then `calls` calls between
-cudaProfilerStart and cudaProfilerStop, so that the tool's table can be cut at the markers. Outputs are checked in every
-mode. Lines written, by "kind": device, profiled, timing, check, refusal, done. Exits non-zero when a check fails.
+`workloads` is a list of {"name", "op", ...}: op copy, copy_evict_first, copy_again, memcpy, report, fast, native or
+compile (with `rows`, `hidden`, for report `num_warps`, for copy_again `passes`), or gemm (with `m`, `n`, `k`). Modes:
+`time` measures single calls after an L2 flush, and calls replayed back to back; `count` makes `calls` calls between
+cudaProfilerStart and cudaProfilerStop. A marker, `empty_kernel`, goes before each workload whose number of kernels is
+not ours to know, and before the one after it: the tool's table is cut there. Outputs are checked in every mode. Lines
+written, by "kind": device, profiled, timing, check, refusal, done. Exits non-zero when a check fails.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
@@ -28,11 +29,14 @@ from labkit.workers import rmsnorm_check as check
 from labkit.workers import rmsnorm_kernels as kernels
 from labkit.workers import rmsnorm_timing as timing
 from labkit.workers.rmsnorm_bench import Lines, describe_device
-from labkit.workers.rmsnorm_fast import rmsnorm_fast
+from labkit.workers.rmsnorm_fast import num_multiprocessors, rmsnorm_fast
 from labkit.workers.session import read_params
 
 Call = Callable[[], torch.Tensor]
+OWN = ("copy", "copy_evict_first", "copy_again", "report", "fast")
+"""Ops that launch exactly one kernel of ours a call."""
 COPY_BLOCK = 4096
+PROGRAMS_PER_SM = 8
 CALLS_IN_A_GRAPH = 8
 
 
@@ -42,6 +46,23 @@ def copy_elements(x_ptr, y_ptr, num_elements, BLOCK: tl.constexpr, EVICT_X: tl.c
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < num_elements
     tl.store(y_ptr + at, tl.load(x_ptr + at, mask=mask, eviction_policy=EVICT_X), mask=mask)
+
+
+@triton.jit
+def copy_elements_again(x_ptr, y_ptr, num_elements, PASSES: tl.constexpr, BLOCK: tl.constexpr):
+    """Copy x to y several times in one launch; loads pass by L1, so that only L2 can remember the pass before."""
+    for _ in range(PASSES):
+        for block in range(tl.program_id(0), tl.cdiv(num_elements, BLOCK), tl.num_programs(0)):
+            at = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            mask = at < num_elements
+            tl.store(y_ptr + at, tl.load(x_ptr + at, mask=mask, cache_modifier=".cg"), mask=mask)
+
+
+def again_call(x: torch.Tensor, out: torch.Tensor, passes: int) -> torch.Tensor:
+    """`passes` copies in one launch of as many programs as the GPU holds at a time."""
+    grid = (PROGRAMS_PER_SM * num_multiprocessors(x),)
+    copy_elements_again[grid](x, out, x.numel(), PASSES=passes, BLOCK=COPY_BLOCK)
+    return out
 
 
 def copy_call(x: torch.Tensor, out: torch.Tensor, evict_x: str) -> torch.Tensor:
@@ -83,6 +104,8 @@ class Case:
         if self.op in ("copy", "copy_evict_first"):
             evict = "evict_first" if self.op == "copy_evict_first" else ""
             return lambda: copy_call(self.x, self.out, evict)
+        if self.op == "copy_again":
+            return lambda: again_call(self.x, self.out, self.spec["passes"])
         if self.op == "memcpy":
             return lambda: self.out.copy_(self.x)
         if self.op == "report":
@@ -106,7 +129,7 @@ class Case:
             # One rounding to bf16 (half of 2^-8), and FP32 sums of k products of N(0, 1): 0.05 is far above them.
             bad = ~((out[rows].double() - wanted).abs() <= 2.0**-8 * wanted.abs() + 0.05)
             return {"num_bad": int(bad.sum()) + int(out.isnan().sum())}
-        if self.op in ("copy", "copy_evict_first", "memcpy"):
+        if self.op in ("copy", "copy_evict_first", "copy_again", "memcpy"):
             return {"num_bad": int((out != self.x).sum())}
         seen = check.compare(out, self.x, self.w, eps=self.eps)
         if self.op in ("native", "compile"):
@@ -124,14 +147,15 @@ def time_case(case: Case, *, rounds: int, flush: timing.Flush) -> dict[str, list
     return found
 
 
-def count_case(case: Case, marker: torch.Tensor, *, calls: int, lines: Lines) -> None:
-    """The marker and then the calls, with nothing else between the profiler's start and stop."""
+def count_case(case: Case, marker: torch.Tensor | None, *, calls: int, lines: Lines) -> None:
+    """The marker if there is one, and then the calls, with nothing else between the profiler's start and stop."""
     for _ in range(3):
         case.call()
     torch.cuda.synchronize()
-    lines.write("profiled", name=case.spec["name"], calls=calls)
+    lines.write("profiled", name=case.spec["name"], calls=calls, is_marked=marker is not None)
     torch.cuda.profiler.start()
-    kernels.empty_kernel[(1,)](marker)
+    if marker is not None:
+        kernels.empty_kernel[(1,)](marker)
     for _ in range(calls):
         case.call()
     torch.cuda.synchronize()
@@ -150,6 +174,7 @@ def run_cases(params: dict[str, Any], lines: Lines) -> None:
     is_timing = params["mode"] == "time"
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     flush = timing.Flush(properties.L2_cache_size) if is_timing else None
+    was_own = False
     for spec in params["workloads"]:
         began, name = time.perf_counter(), spec["name"]
         try:
@@ -160,7 +185,9 @@ def run_cases(params: dict[str, Any], lines: Lines) -> None:
             lines.refuse("workload", error, name=name)
             continue
         if flush is None:
-            count_case(case, marker, calls=params["calls"], lines=lines)
+            is_own = case.op in OWN
+            count_case(case, None if is_own and was_own else marker, calls=params["calls"], lines=lines)
+            was_own = is_own
         else:
             try:
                 for kind, values in time_case(case, rounds=params["rounds"], flush=flush).items():
