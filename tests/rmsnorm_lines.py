@@ -23,7 +23,7 @@ GOOD = {"max_abs_err": 0.001, "max_rel_err": 0.0005, "bound_used": 0.9, "norm_re
 
 def gpu_lines(process=0, rank=0, *, slower=1.0):
     """What one rank writes on a GPU with 60 MB of L2."""
-    lines = [{"kind": "device", "rank": rank}]
+    lines = [{"kind": "device", "rank": rank, "l2_bytes": 60_000_000}]
     if process == 0:
         lines += [{"kind": "check", "what": kernel, "shape": s, "rows_checked": 5, **GOOD}
                   for s in MOVED for kernel in ("report", "fast")]
@@ -43,10 +43,11 @@ def gpu_lines(process=0, rank=0, *, slower=1.0):
     return [*lines, {"kind": "done", "wall_s": 1.0}]
 
 
-def write_run(run_dir, *, processes=(0, 1), ranks=(0,), slower=None):
+def write_run(run_dir, *, processes=(0, 1), ranks=(0,), slower=None, more=None):
     for process in processes:
         for rank in ranks:
             path = run_dir / f"p{process}" / f"rank{rank}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             rows = gpu_lines(process, rank, slower=(slower or {}).get(rank, 1.0))
+            rows += more(process) if more else []
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -179,22 +179,27 @@ def residuals(
 
 
 def cache_results(lines: Lines) -> dict[str, Any]:
-    """The shape cache: timings by process and shape, what was chosen, and its time against the default's."""
+    """The shape cache, by `<direction> <shape>`: timings by process, what was chosen, its gain, each setting's time."""
     found = of_kind(lines, "cache")
     if not found:
         return {}
     timings: dict[str, dict[str, int]] = {}
     for line in found:
-        of_process = timings.setdefault(f"process {line['process']}", {})
-        of_process[line["shape"]] = of_process.get(line["shape"], 0) + line["num_timings"]
-    tuned = {line["shape"]: line for line in reversed(found)}
+        of_process, name = timings.setdefault(f"process {line['process']}", {}), _tuned_name(line)
+        of_process[name] = of_process.get(name, 0) + line["num_timings"]
+    tuned = {_tuned_name(line): line for line in reversed(found)}
     return {
-        "cache_timings": timings, "cache_chosen": {shape: line["chosen"] for shape, line in tuned.items()},
+        "cache_timings": timings, "cache_chosen": {name: line["chosen"] for name, line in tuned.items()},
         "cache_gain_pct": {
-            shape: 100 * (line["ms"][line["default"]] / line["ms"][line["chosen"]] - 1)
-            for shape, line in tuned.items() if {line["default"], line["chosen"]} <= set(line["ms"])
+            name: 100 * (line["ms"][line["default"]] / line["ms"][line["chosen"]] - 1)
+            for name, line in tuned.items() if {line["default"], line["chosen"]} <= set(line["ms"])
         },
+        "cache_ms": {name: line["ms"] for name, line in tuned.items()},
     }  # fmt: skip
+
+
+def _tuned_name(line: Mapping[str, Any]) -> str:
+    return f"{line['direction']} {line['shape']}"
 
 
 def part_samples(lines: Lines) -> dict[str, Any]:

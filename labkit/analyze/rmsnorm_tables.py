@@ -91,8 +91,9 @@ def compare_table(records: Sequence[RunRecord]) -> pd.DataFrame:
     """Predicted, measured and quoted values side by side.
 
     Columns: quantity (result name, unit in the name), shape, predicted (by the first record that predicted it), one
-    column a record named `<hardware tag> (<evidence>)`, and `V100 PCIe (quoted)`. None: not measured there. Rows: the
-    report's six shapes, and the fast kernel on every shape that any record timed.
+    column a record named `<hardware tag> (<evidence>)`, with the preset where two records share it, and `V100 PCIe
+    (quoted)`. None: not measured there. Rows: the report's six shapes, the fast kernel on every shape that any record
+    timed, then the parts that any record timed.
     """
     report = quoted()
     names = ["max_abs_err", "time_ms", "speedup_native", "speedup_composite", "min_bytes_gb_per_s"]
@@ -100,6 +101,9 @@ def compare_table(records: Sequence[RunRecord]) -> pd.DataFrame:
     shapes = dict.fromkeys(shape for record in records for shape in record.params["shapes"])
     timed = [shape for shape in shapes if any(shape in record.results.get("fast_ms", {}) for record in records)]
     pairs += [(name, shape) for name in ("fast_ms", "copy_fraction", "speedup_compile") for shape in timed]
+    for part in ("backward", "wide_forward", "wide_backward"):
+        found = dict.fromkeys(shape for record in records for shape in record.results.get(f"{part}_ms", {}))
+        pairs += [(f"{part}_{name}", shape) for name in ("ms", "copy_fraction", "speedup_compile") for shape in found]
     return pd.DataFrame([_compared(name, shape, records, report) for name, shape in pairs])
 
 
@@ -108,7 +112,12 @@ def _compared(name: str, shape: str, records: Sequence[RunRecord], report: dict[
     if name == "fast_ms":
         found = [r.prediction["values"].get("time_ms", {}).get("profile", {}).get(shape) for r in records]
         row["predicted"] = next((value for value in found if value is not None), None)
-    for record in records:
-        column = f"{record.hardware_tag} ({EVIDENCE[record.params['device']]})"
+    if name.removesuffix("_ms") in ("backward", "wide_forward", "wide_backward"):
+        times = [r.prediction["values"].get("part_time_ms", {}).get("profile", {}) for r in records]
+        found = [by_part.get(name.removesuffix("_ms"), {}).get(shape) for by_part in times]
+        row["predicted"] = next((value for value in found if value is not None), None)
+    plain = [f"{record.hardware_tag} ({EVIDENCE[record.params['device']]})" for record in records]
+    for record, name_of in zip(records, plain):
+        column = name_of if plain.count(name_of) == 1 else f"{name_of[:-1]}, {record.preset})"
         row[column] = number(record.results.get(name, {}).get(shape))
     return {**row, "V100 PCIe (quoted)": report.get(name, {}).get(shape)}

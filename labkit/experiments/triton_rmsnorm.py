@@ -52,7 +52,7 @@ class Params:
     wide_shapes: tuple[str, ...] = ()
     """Shapes of long rows for the two-pass kernels, timed on a GPU, forward and backward."""
     cache_shapes: tuple[str, ...] = ()
-    """Of `backward_shapes`: tuned by the first process, which leaves the winner in the shape cache for the others."""
+    """Of both lists: tuned by the first process, which leaves the winners in the shape cache for the others."""
     widths: tuple[int, ...] = ()
     """Row lengths whose gradients are checked in every dtype; with none, no gradient is checked."""
     wide_widths: tuple[int, ...] = ()
@@ -84,7 +84,7 @@ class Params:
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise ValueError(f"{name}: expected each shape once")
         known = {"compile_shapes": {*self.shapes, *self.backward_shapes, *self.wide_shapes},
-                 "cache_shapes": {*self.backward_shapes}}  # fmt: skip
+                 "cache_shapes": {*self.shapes, *self.backward_shapes}}  # fmt: skip
         for name, allowed in known.items():
             if unknown := sorted(set(getattr(self, name)) - allowed):
                 raise ValueError(f"{name}: {unknown[0]!r}: expected a shape of the lists that are timed")
@@ -196,6 +196,7 @@ def _launch(params: Params, run_dir: Path, outcome: Outcome, progress: Callable[
     env = {
         # One small kernel is compiled a shape: starting a pool of compilers would take longer than the compilation.
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",  # no trial compilation of C++ for kernels that run on a GPU
         "LABKIT_CACHE_DIR": str(run_dir / "cache"),
     }
     for process in range(params.num_processes):
@@ -251,16 +252,16 @@ def load(run_id: str, *, expect: Params | None = None) -> RunRecord:
 
 
 def recorded() -> list[RunRecord]:
-    """The newest good GPU record of each machine, committed or local, by hardware tag; empty if there is none."""
-    newest: dict[str, RunRecord] = {}
+    """The newest good GPU record of each machine and preset, committed or local; empty if there is none."""
+    newest: dict[tuple[str, str], RunRecord] = {}
     for path in list_runs(SLUG):
         try:
             record = load_record(path)
         except RecordError:
             continue
         if record.status == "ok" and record.params["device"] == "cuda":
-            newest[record.hardware_tag] = record
-    return [newest[tag] for tag in sorted(newest)]
+            newest[record.hardware_tag, record.preset] = record
+    return [newest[key] for key in sorted(newest)]
 
 
 def table(record: RunRecord) -> pd.DataFrame:
@@ -268,6 +269,13 @@ def table(record: RunRecord) -> pd.DataFrame:
     from labkit.analyze.rmsnorm_tables import shape_table
 
     return shape_table(record)
+
+
+def part_table(record: RunRecord, part: str) -> pd.DataFrame:
+    """One row a shape of `backward`, `wide_forward` or `wide_backward`; see `rmsnorm_part_tables.part_table`."""
+    from labkit.analyze.rmsnorm_part_tables import part_table
+
+    return part_table(record, part)
 
 
 def check(record: RunRecord) -> pd.DataFrame:
@@ -279,8 +287,12 @@ def check(record: RunRecord) -> pd.DataFrame:
 
 
 def figures(record: RunRecord) -> dict[str, go.Figure]:
-    """`errors` for every record; for a GPU's also `bandwidth`, `speedups` and `residuals`."""
+    """`errors` for every record, `gradient_errors` where gradients were checked; for a GPU's also `bandwidth`,
+    `speedups` and `residuals`, and `<part>` and `<part>_times` for each part that was timed.
+    """
+    from labkit.analyze.rmsnorm_part_tables import gradient_table, part_table
     from labkit.plots import rmsnorm as plots
+    from labkit.plots import rmsnorm_parts
 
     frame, source = table(record), f"{record.hardware_tag}, run {record.run_id}, {record.created_utc[:10]}"
     found = {"errors": plots.errors(frame, source=source)}
@@ -289,6 +301,13 @@ def figures(record: RunRecord) -> dict[str, go.Figure]:
         found["bandwidth"] = plots.bandwidth(frame, source=source, datasheet_gb_per_s=sheet)
         found["speedups"] = plots.speedups(frame, source=source)
         found["residuals"] = plots.residuals(frame, record.results["residual_pct"], source=source)
+    if len(gradients := gradient_table(record)):
+        found["gradient_errors"] = rmsnorm_parts.gradient_errors(gradients, source=source)
+    for part in parts.PARTS:
+        if len(frame := part_table(record, part)):
+            goal = parts.COPY_GOAL if part == "backward" else None
+            found[part] = rmsnorm_parts.share_of_copy(frame, part=part, source=source, goal=goal)
+            found[f"{part}_times"] = rmsnorm_parts.part_times(frame, part=part, source=source)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -51,6 +52,13 @@ class FreshCompile:
         """Counters since this compile began: graphs compiled (a recompilation adds one) and graph breaks."""
         stats, breaks = self._counters["stats"], self._counters["graph_break"]
         return {"unique_graphs": int(stats.get("unique_graphs", 0)), "graph_breaks": int(sum(breaks.values()))}
+
+
+def warm_compiler() -> None:
+    """Compile something small: the compiler's own start takes longer than a kernel. Nothing comes of a failure."""
+    with suppress(Exception):
+        x = torch.zeros(4, 64, dtype=torch.float16, device="cuda")
+        FreshCompile(x, x[0].clone(), 1e-6)
 
 
 def fell_back(state: dict[str, Any], kernel_names: list[str] | None) -> bool:

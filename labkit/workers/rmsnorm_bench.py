@@ -16,12 +16,16 @@ import json
 import os
 import time
 import warnings
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
+
+if TYPE_CHECKING:
+    from labkit.workers.rmsnorm_grad_bench import Case
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 MUST_BE_ZERO = ("num_bad", "unwritten", "guards_touched", "input_changed", "bits_changed", "rows_wrong")
@@ -60,7 +64,7 @@ class Lines:
             self.failed.append(f"{kind} {what} {values}: {wrong}")
 
 
-def check_shapes(params: dict[str, Any], lines: Lines, device: str) -> None:
+def forward_cases(params: dict[str, Any], device: str) -> Iterator[Case]:
     """Every shape, both kernels: fresh inputs, poisoned output, float64 bound; then the edge cases and canaries."""
     from labkit.workers import rmsnorm_check as check
     from labkit.workers.rmsnorm_fast import rmsnorm_fast, rmsnorm_report
@@ -73,22 +77,22 @@ def check_shapes(params: dict[str, Any], lines: Lines, device: str) -> None:
         rows, hidden, dtype = parse_shape(text)
         used = min(rows, params["max_rows"]) if params["max_rows"] else rows
         for name, kernel in both.items():
-            seen = check.check_case(kernel, used, hidden, dtype, **common)
-            lines.judge("check", name, seen, shape=text, rows_checked=used)
-        print(f"checked {text}", flush=True)
+            told = {"shape": text, "rows_checked": used}
+            yield "check", name, partial(check.check_case, kernel, used, hidden, dtype, **common), told
     for case, (rows, hidden, name, extra) in edge_cases().items():
+        told = {"shape": f"{rows}x{hidden} {name}", "case": case, "rows_checked": rows}
         for kernel_name, kernel in both.items():
-            seen = check.check_case(kernel, rows, hidden, DTYPES[name], **common, **extra)
-            lines.judge("check", kernel_name, seen, shape=f"{rows}x{hidden} {name}", case=case, rows_checked=rows)
+            run = partial(check.check_case, kernel, rows, hidden, DTYPES[name], **common, **extra)
+            yield "check", kernel_name, run, told
     for name, dtype in list(DTYPES.items())[:2]:
         for hidden in (64, 500):
             for kernel_name, kernel in both.items():
-                seen = check.check_canaries(kernel, hidden, dtype, **common)
-                lines.judge("canary", kernel_name, seen, hidden=hidden, dtype=name)
-    check_configs(lines, common)
+                run = partial(check.check_canaries, kernel, hidden, dtype, **common)
+                yield "canary", kernel_name, run, {"hidden": hidden, "dtype": name}
+    yield from config_cases(common)
     wide = partial(rmsnorm_report, block=4096)
-    seen = check.check_case(wide, 5, 769, torch.float16, **common)
-    lines.judge("check", "report", seen, shape="5x769 fp16", case="block four times too wide", rows_checked=5)
+    told = {"shape": "5x769 fp16", "case": "block four times too wide", "rows_checked": 5}
+    yield "check", "report", partial(check.check_case, wide, 5, 769, torch.float16, **common), told
 
 
 def edge_cases() -> dict[str, tuple[int, int, str, dict[str, Any]]]:
@@ -108,7 +112,7 @@ def edge_cases() -> dict[str, tuple[int, int, str, dict[str, Any]]]:
     }
 
 
-def check_configs(lines: Lines, common: dict[str, Any]) -> None:
+def config_cases(common: dict[str, Any]) -> Iterator[Case]:
     """Each kernel shape of the fast kernel by name, aligned and odd, whatever `choose` would pick."""
     from labkit.workers import rmsnorm_check as check
     from labkit.workers.rmsnorm_fast import Config, rmsnorm_fast
@@ -126,9 +130,10 @@ def check_configs(lines: Lines, common: dict[str, Any]) -> None:
     ]
     for config, rows, hidden, extra in cases:
         for name, dtype in list(DTYPES.items())[:2]:
-            seen = check.check_case(partial(rmsnorm_fast, config=config), rows, hidden, dtype, **common, **extra)
-            shape = f"{rows}x{hidden} {name}"
-            lines.judge("check", config.kind, seen, shape=shape, case=config.label(), rows_checked=rows)
+            kernel = partial(rmsnorm_fast, config=config)
+            run = partial(check.check_case, kernel, rows, hidden, dtype, **common, **extra)
+            told = {"shape": f"{rows}x{hidden} {name}", "case": config.label(), "rows_checked": rows}
+            yield "check", config.kind, run, told
 
 
 @record
@@ -159,11 +164,13 @@ def main() -> None:
             tune_backward(params, lines, run_dir)
         else:
             if params["process"] == 0:  # later processes only time, and check what they timed
-                check_shapes(params, lines, device)
-                if params["widths"]:
-                    from labkit.workers.rmsnorm_grad_bench import check_gradients
+                if device == "cuda":
+                    from labkit.workers.rmsnorm_baselines import warm_compiler
+                    from labkit.workers.rmsnorm_warm import warm_in_parallel
 
-                    check_gradients(params, lines, device)
+                    print(f"warmed in {warm_in_parallel(run_dir, warm_compiler):.1f} s", flush=True)
+                for kind, what, run, told in all_cases(params, device):
+                    lines.judge(kind, what, run(), **told)
                 print(f"checks done after {time.perf_counter() - started:.1f} s", flush=True)
             if device == "cuda":
                 from labkit.workers.rmsnorm_shape import time_shapes
@@ -177,6 +184,15 @@ def main() -> None:
     print(f"done after {time.perf_counter() - started:.1f} s", flush=True)
     if lines.failed:
         raise AssertionError(f"{len(lines.failed)} checks failed, first: {lines.failed[0]}")
+
+
+def all_cases(params: dict[str, Any], device: str) -> Iterator[Case]:
+    """Every check of a run, forward first; gradients where `widths` asks for them."""
+    from labkit.workers.rmsnorm_grad_bench import gradient_cases
+
+    yield from forward_cases(params, device)
+    if params["widths"]:
+        yield from gradient_cases(params, device)
 
 
 def describe_device(device: str) -> dict[str, Any]:

@@ -7,31 +7,27 @@ grad_canary (NaN, infinity, zeros and more), grad_refusal (what must be refused,
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-
-class Report(Protocol):
-    """Where lines go: rmsnorm_bench.Lines."""
-
-    def judge(self, kind: str, what: str, seen: dict[str, Any], **values: Any) -> None:
-        """Write a check and remember a failure."""
+Case = tuple[str, str, Callable[[], dict[str, Any]], dict[str, Any]]
+"""Kind and name of a check, what runs it, and what else its line says."""
 
 
-def check_gradients(params: dict[str, Any], lines: Report, device: str) -> None:
+def gradient_cases(params: dict[str, Any], device: str) -> Iterator[Case]:
     """Widths in every dtype, the shapes to be timed, each kernel by name, long rows, special values, empty tensors."""
     generator = torch.Generator(device=device)
     generator.manual_seed(params["seed"] + 4242 + int(os.environ.get("RANK", "0")))
     common = {"device": device, "generator": generator, "eps": params["eps"]}
-    rows = 3 if device == "cpu" else 517
-    check_widths(params["widths"], rows, lines, common)
-    check_shapes(params, lines, common)
-    check_settings(lines, common)
-    check_wide(params["wide_widths"], 2 if device == "cpu" else 9, lines, common)
-    check_special(lines, common)
-    check_refusals(lines, device)
+    yield from widths_cases(params["widths"], 3 if device == "cpu" else 517, common)
+    yield from shapes_cases(params, common)
+    yield from settings_cases(common)
+    yield from wide_cases(params["wide_widths"], 2 if device == "cpu" else 9, common)
+    yield from special_cases(common)
+    yield from refusal_cases(device)
 
 
 def through_autograd(
@@ -48,7 +44,7 @@ def through_autograd(
     dw.copy_(found[1])
 
 
-def check_widths(widths: list[int], rows: int, lines: Report, common: dict[str, Any]) -> None:
+def widths_cases(widths: list[int], rows: int, common: dict[str, Any]) -> Iterator[Case]:
     """Every width and dtype through autograd: so what the forward kernels keep of each row is judged, too."""
     from labkit.workers import rmsnorm_grad_check as check
     from labkit.workers.rmsnorm_bench import DTYPES
@@ -57,12 +53,12 @@ def check_widths(widths: list[int], rows: int, lines: Report, common: dict[str, 
         for name, dtype in DTYPES.items():
             # Any order of the sum over rows and programs is allowed for.
             run = partial(through_autograd, eps=common["eps"])
-            seen = check.check_gradients(run, rows, hidden, dtype, depth=rows + 200, **common)
-            lines.judge("grad_check", "autograd", seen, shape=f"{rows}x{hidden} {name}", rows_checked=rows)
-    print(f"checked gradients at widths {', '.join(map(str, widths))}", flush=True)
+            told = {"shape": f"{rows}x{hidden} {name}", "rows_checked": rows}
+            yield "grad_check", "autograd", partial(check.check_gradients, run, rows, hidden, dtype, depth=rows + 200,
+                                                    **common), told  # fmt: skip
 
 
-def check_shapes(params: dict[str, Any], lines: Report, common: dict[str, Any]) -> None:
+def shapes_cases(params: dict[str, Any], common: dict[str, Any]) -> Iterator[Case]:
     """The shapes that are timed: dx and dweight of every row, and exact sums of integers over them."""
     from labkit.workers import rmsnorm_grad_check as check
     from labkit.workers.rmsnorm_bench import parse_shape
@@ -71,15 +67,15 @@ def check_shapes(params: dict[str, Any], lines: Report, common: dict[str, Any]) 
     for text in params["backward_shapes"]:
         rows, hidden, dtype = parse_shape(text)
         used = min(rows, params["max_rows"]) if params["max_rows"] else rows
-        seen = check.check_gradients(rmsnorm_backward, used, hidden, dtype, depth=used, **common)
-        lines.judge("grad_check", "backward", seen, shape=text, rows_checked=used)
+        told = {"shape": text, "rows_checked": used}
+        yield "grad_check", "backward", partial(check.check_gradients, rmsnorm_backward, used, hidden, dtype,
+                                                depth=used, **common), told  # fmt: skip
         place = {"device": common["device"], "generator": common["generator"]}
-        seen = check.check_exact_sums(rmsnorm_backward, used, hidden, dtype, **place)
-        lines.judge("grad_exact", "backward", seen, shape=text, rows_checked=used)
-        print(f"checked gradients of {text}", flush=True)
+        yield "grad_exact", "backward", partial(check.check_exact_sums, rmsnorm_backward, used, hidden, dtype,
+                                                **place), told  # fmt: skip
 
 
-def check_settings(lines: Report, common: dict[str, Any]) -> None:
+def settings_cases(common: dict[str, Any]) -> Iterator[Case]:
     """Each kernel shape of the backward pass by name, whatever the rule would pick."""
     from labkit.workers import rmsnorm_grad as grad
     from labkit.workers import rmsnorm_grad_check as check
@@ -98,12 +94,12 @@ def check_settings(lines: Report, common: dict[str, Any]) -> None:
         for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
             run = partial(grad.rmsnorm_backward, config=config)
             depth = grad.sum_depth(config, rows=rows, elem_bytes=2, num_sms=sms)
-            seen = check.check_gradients(run, rows, hidden, dtype, depth=depth, **common, **extra)
-            lines.judge("grad_check", config.kind, seen, shape=f"{rows}x{hidden} {name}", case=config.label(),
-                        rows_checked=rows)  # fmt: skip
+            told = {"shape": f"{rows}x{hidden} {name}", "case": config.label(), "rows_checked": rows}
+            yield "grad_check", config.kind, partial(check.check_gradients, run, rows, hidden, dtype, depth=depth,
+                                                     **common, **extra), told  # fmt: skip
 
 
-def check_wide(widths: list[int], rows: int, lines: Report, common: dict[str, Any]) -> None:
+def wide_cases(widths: list[int], rows: int, common: dict[str, Any]) -> Iterator[Case]:
     """Rows past one program's limit, and short ones so that every way of alignment is met: forward and backward."""
     from labkit.workers import rmsnorm_check, rmsnorm_wide
     from labkit.workers import rmsnorm_grad_check as check
@@ -116,15 +112,14 @@ def check_wide(widths: list[int], rows: int, lines: Report, common: dict[str, An
               (3, 1504, torch.float32, small, {}), (3, 1503, torch.bfloat16, small, {"row_stride": 1512}),
               (4, 1030, torch.float16, small, {"offset": 1})]  # fmt: skip
     for rows, hidden, dtype, config, extra in cases:
-        shape, told = f"{rows}x{hidden} {str(dtype).removeprefix('torch.')}", {"rows_checked": rows}
+        told: dict[str, Any] = {"shape": f"{rows}x{hidden} {str(dtype).removeprefix('torch.')}", "rows_checked": rows}
         told |= {"case": "small blocks"} if config else {}
         forward = partial(rmsnorm_wide.rmsnorm_wide, config=config)
-        seen = rmsnorm_check.check_case(forward, rows, hidden, dtype, **common, **extra)
-        lines.judge("grad_check", "wide forward", seen, shape=shape, **told)
+        yield "grad_check", "wide forward", partial(rmsnorm_check.check_case, forward, rows, hidden, dtype, **common,
+                                                    **extra), told  # fmt: skip
         backward = partial(_wide_backward, config=config)
-        seen = check.check_gradients(backward, rows, hidden, dtype, depth=rows + 200, **common, **extra)
-        lines.judge("grad_check", "wide backward", seen, shape=shape, **told)
-    print(f"checked two passes at widths {', '.join(map(str, widths))}", flush=True)
+        yield "grad_check", "wide backward", partial(check.check_gradients, backward, rows, hidden, dtype,
+                                                     depth=rows + 200, **common, **extra), told  # fmt: skip
 
 
 def _wide_backward(dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, rstd: torch.Tensor, **given: Any) -> None:
@@ -133,7 +128,7 @@ def _wide_backward(dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, rstd: tor
     run_wide_grad(dy, x, w, rstd, given["dx"], given["dw"], config=given["config"])
 
 
-def check_special(lines: Report, common: dict[str, Any]) -> None:
+def special_cases(common: dict[str, Any]) -> Iterator[Case]:
     """NaN, infinity, zeros, the largest and the smallest numbers, in one pass and in two."""
     from labkit.workers import rmsnorm_grad_check as check
     from labkit.workers import rmsnorm_wide
@@ -145,11 +140,11 @@ def check_special(lines: Report, common: dict[str, Any]) -> None:
     cases += [("backward", rmsnorm_backward, 67, "bf16")]
     cases += [("wide backward", partial(_wide_backward, config=small), 67, name) for name in ("fp16", "fp32")]
     for what, kernel, hidden, name in cases:
-        seen = check.check_special(kernel, hidden, DTYPES[name], depth=200, **common)
-        lines.judge("grad_canary", what, seen, hidden=hidden, dtype=name)
+        yield "grad_canary", what, partial(check.check_special, kernel, hidden, DTYPES[name], depth=200,
+                                           **common), {"hidden": hidden, "dtype": name}  # fmt: skip
 
 
-def check_refusals(lines: Report, device: str) -> None:
+def refusal_cases(device: str) -> Iterator[Case]:
     """An empty tensor has no mean: forward and backward must say so, naming x."""
     from labkit.workers import rmsnorm_grad as grad
     from labkit.workers.rmsnorm_fast import rmsnorm_fast
@@ -163,9 +158,12 @@ def check_refusals(lines: Report, device: str) -> None:
             "wide": partial(rmsnorm_wide, x, w), "backward": partial(grad.rmsnorm_backward, x, x, w, rstd),
         }  # fmt: skip
         for name, call in calls.items():
-            try:
-                call()
-                told = ""
-            except ValueError as error:
-                told = str(error)
-            lines.judge("grad_refusal", name, {"num_bad": int(not told.startswith(f"x={shape}"))}, shape=str(shape))
+            yield "grad_refusal", name, partial(_refuses, call, f"x={shape}"), {"shape": str(shape)}
+
+
+def _refuses(call: Callable[[], Any], start: str) -> dict[str, Any]:
+    try:
+        call()
+    except ValueError as error:
+        return {"num_bad": int(not str(error).startswith(start))}
+    return {"num_bad": 1}

@@ -22,7 +22,7 @@ import triton.language as tl
 from labkit.workers.rmsnorm_kernels import rows_of_program
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "each"])
 def rmsnorm_grad(
     dy_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, part_ptr, dy_step, x_step, dx_step, rows, each,
     HIDDEN: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
@@ -56,7 +56,7 @@ def rmsnorm_grad(
     tl.store(part_row + out, tl.sum(sums, axis=0), mask=out < HIDDEN)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "each"])
 def rmsnorm_grad_shifted(
     dy_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, part_ptr, stride, rows, each,
     HIDDEN: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, VEC: tl.constexpr, GROUP: tl.constexpr,
@@ -73,14 +73,22 @@ def rmsnorm_grad_shifted(
     w = tl.load(w_ptr + head + lanes, mask=in_whole, other=0.0, eviction_policy="evict_last").to(tl.float32)
     w_edge = tl.load(w_ptr + edge_cols, mask=in_edge, other=0.0).to(tl.float32)
     sums, sums_edge = tl.zeros([BLOCK], dtype=tl.float32), tl.zeros([2 * VEC], dtype=tl.float32)
+    # What is too narrow for asynchronous copies is asked for one row ahead.
+    begin, zeros = tl.cast(first, tl.int64) * stride, edge * 0
+    has_row = in_edge & (first + zeros < last)
+    x_next = tl.load(x_ptr + begin + edge_cols, mask=has_row, other=0.0)
+    dy_next = tl.load(dy_ptr + begin + edge_cols, mask=has_row, other=0.0)
+    rstd_next = tl.load(rstd_ptr + first, mask=first < last, other=0.0)
     for row in tl.range(first, last, step, num_stages=STAGES):
         start = tl.cast(row, tl.int64) * stride
         body = tl.multiple_of(start + head, VEC)
         x = tl.load(x_ptr + body + lanes, mask=in_whole, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + body + lanes, mask=in_whole, other=0.0).to(tl.float32)
-        x_edge = tl.load(x_ptr + start + edge_cols, mask=in_edge, other=0.0).to(tl.float32)
-        dy_edge = tl.load(dy_ptr + start + edge_cols, mask=in_edge, other=0.0).to(tl.float32)
-        rstd = tl.load(rstd_ptr + row)
+        x_edge, dy_edge, rstd = x_next.to(tl.float32), dy_next.to(tl.float32), rstd_next
+        ahead, has_row = tl.cast(row + step, tl.int64) * stride, in_edge & (row + step + zeros < last)
+        x_next = tl.load(x_ptr + ahead + edge_cols, mask=has_row, other=0.0)
+        dy_next = tl.load(dy_ptr + ahead + edge_cols, mask=has_row, other=0.0)
+        rstd_next = tl.load(rstd_ptr + row + step, mask=row + step < last, other=0.0)
         normed, g = x * rstd, dy * w
         normed_edge, g_edge = x_edge * rstd, dy_edge * w_edge
         mean = (tl.sum(g * normed, axis=0) + tl.sum(g_edge * normed_edge, axis=0)) / HIDDEN
@@ -94,7 +102,7 @@ def rmsnorm_grad_shifted(
     tl.store(part_row + edge_cols, sums_edge, mask=in_edge)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["programs"])
 def rmsnorm_grad_sum(
     part_ptr, dw_ptr, programs, HIDDEN: tl.constexpr, PART: tl.constexpr, COLS: tl.constexpr, TALL: tl.constexpr
 ):

@@ -8,21 +8,20 @@ part_timing, part_profile, part_compile, part_baseline_error, cache, grad_rechec
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
 from labkit.workers import rmsnorm_baselines as baselines
-from labkit.workers import rmsnorm_cache as cache
 from labkit.workers import rmsnorm_check as check
 from labkit.workers import rmsnorm_grad as grad
 from labkit.workers import rmsnorm_grad_check as grad_check
 from labkit.workers import rmsnorm_kernels as kernels
 from labkit.workers import rmsnorm_timing as timing
 from labkit.workers import rmsnorm_wide as wide
+from labkit.workers.rmsnorm_autotune import backward_shortlist, tuned_setting
 from labkit.workers.rmsnorm_fast import num_multiprocessors
 from labkit.workers.rmsnorm_shape import Report
 
@@ -82,25 +81,10 @@ class PartBench:
         default = grad.default_grad(self.dy, self.x, self.out.out)
         if self.text not in self.params["cache_shapes"]:
             return default
-        found = cache.tuned(cache_key(self.x, "backward"), shortlist(default), self.time_settings,
-                            from_dict=grad.GradConfig)  # fmt: skip
-        self.lines.write("cache", direction="backward", shape=self.text, was_tuned=found.was_tuned,
-                         num_timings=found.num_timings, chosen=found.config.label(), default=default.label(),
-                         ms=found.ms)  # fmt: skip
-        return found.config
-
-    def time_settings(self, configs: Sequence[grad.GradConfig]) -> list[list[float]]:
-        """Samples of each setting, ms; none for one that does not run here."""
-        calls: dict[str, timing.Call] = {}
-        for config in configs:
-            try:
-                self.ours(config)(0)
-                torch.cuda.synchronize()
-                calls[config.label()] = self.ours(config)
-            except Exception as error:  # too many registers, say: the others are still tried
-                self.lines.refuse(f"setting {config.label()}", error, shape=self.text)
-        found = timing.cold_samples(calls, rounds=7, flush=self.flush, head_start=HEAD_START_CYCLES)
-        return [found.get(config.label(), []) for config in configs]
+        return tuned_setting(
+            "backward", self.text, self.x, backward_shortlist(self.dy, self.x, self.out.out), self.ours,
+            from_dict=grad.GradConfig, lines=self.lines, flush=self.flush,
+        )  # fmt: skip
 
     def ours(self, config: grad.GradConfig | None) -> timing.Call:
         """Our kernels into the poisoned outputs."""
@@ -222,24 +206,3 @@ class PartBench:
         """Errors of gradients against float64, dx in part; any order of the sum over rows is allowed for."""
         return grad_check.compare_gradients(dx, dw, self.dy, self.x, self.w, eps=self.eps, depth=self.x.shape[0],
                                             max_elements=RECHECK_ELEMENTS)  # fmt: skip
-
-
-def cache_key(x: torch.Tensor, direction: str) -> cache.Key:
-    """The shape cache's key for a (rows, hidden) tensor."""
-    import triton
-
-    gpu = torch.cuda.get_device_name(x.device) if x.is_cuda else "interpreter"
-    return cache.Key(gpu=gpu, dtype=str(x.dtype).removeprefix("torch."), hidden=x.shape[1],
-                     rows_bucket=cache.rows_bucket(x.shape[0]), direction=direction, source=cache.source_hash(),
-                     triton=triton.__version__)  # fmt: skip
-
-
-def shortlist(default: grad.GradConfig) -> list[grad.GradConfig]:
-    """The default, and few that won elsewhere: what tuning at run time tries."""
-    found = [default]
-    for stages in (1, 2, 3):
-        for factor in (1, 2):
-            found.append(replace(default, stages=stages, per_sm=default.per_sm * factor))
-    if default.num_warps < 16:
-        found.append(replace(default, num_warps=default.num_warps * 2))
-    return list(dict.fromkeys(found))

@@ -136,7 +136,7 @@ def rmsnorm_loop(
         tl.store(y_row + start + cols, y, mask=mask, eviction_policy=EVICT_Y, cache_modifier=CACHE_Y)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "each"])
 def rmsnorm_shifted(
     x_ptr, w_ptr, y_ptr, rstd_ptr, stride, rows, each, eps,
     HIDDEN: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, VEC: tl.constexpr, GROUP: tl.constexpr,
@@ -158,11 +158,16 @@ def rmsnorm_shifted(
     in_edge = tl.where(edge < VEC, edge < head, edge_cols < HIDDEN)
     w = tl.load(w_ptr + head + lanes, mask=in_whole, other=0.0, eviction_policy="evict_last").to(tl.float32)
     w_edge = tl.load(w_ptr + edge_cols, mask=in_edge, other=0.0).to(tl.float32)
+    # Edges are too narrow for asynchronous copies, so those of the next row are asked for one row ahead.
+    zeros = edge * 0
+    has_row = in_edge & (first + zeros < last)
+    x_next = tl.load(x_ptr + tl.cast(first, tl.int64) * stride + edge_cols, mask=has_row, other=0.0)
     for row in tl.range(first, last, step, num_stages=STAGES):
         start = tl.cast(row, tl.int64) * stride
         body = tl.multiple_of(start + head, VEC)
         x = tl.load(x_ptr + body + lanes, mask=in_whole, other=0.0, eviction_policy=EVICT_X).to(tl.float32)
-        x_edge = tl.load(x_ptr + start + edge_cols, mask=in_edge, other=0.0).to(tl.float32)
+        x_edge, ahead = x_next.to(tl.float32), tl.cast(row + step, tl.int64) * stride
+        x_next = tl.load(x_ptr + ahead + edge_cols, mask=in_edge & (row + step + zeros < last), other=0.0)
         rstd = tl.rsqrt((tl.sum(x * x, axis=0) + tl.sum(x_edge * x_edge, axis=0)) / HIDDEN + eps)
         if SAVE:
             tl.store(rstd_ptr + row, rstd)

@@ -11,7 +11,7 @@ from labkit.workers import rmsnorm_baselines as baselines
 from labkit.workers import rmsnorm_check as check
 from labkit.workers import rmsnorm_kernels as kernels
 from labkit.workers import rmsnorm_timing as timing
-from labkit.workers.rmsnorm_fast import choose, num_multiprocessors, rmsnorm_fast, rmsnorm_report, rows_aligned
+from labkit.workers.rmsnorm_fast import Config, rmsnorm_fast, rmsnorm_report
 
 COLD = ("report_out", "fast", "native", "composite", "compile", "liger", "copy", "copy_again")
 """Providers timed after a flush."""
@@ -47,7 +47,7 @@ def time_shapes(params: dict[str, Any], lines: Report) -> None:
     for text in params["shapes"]:
         began = time.perf_counter()
         try:
-            bench = ShapeBench(text, *parse_shape(text), params=params, l2_bytes=l2_bytes, lines=lines)
+            bench = ShapeBench(text, *parse_shape(text), params=params, l2_bytes=l2_bytes, lines=lines, flush=flush)
             bench.run(flush)
             del bench
         except Exception as error:  # one shape (out of memory, say) must not lose the others
@@ -78,7 +78,7 @@ class ShapeBench:
 
     def __init__(
         self, text: str, rows: int, hidden: int, dtype: torch.dtype, *, params: dict[str, Any], l2_bytes: int,
-        lines: Report,
+        lines: Report, flush: timing.Flush,
     ) -> None:  # fmt: skip
         self.text, self.params, self.lines, self.l2_bytes = text, params, lines, l2_bytes
         self.eps, self.rounds = params["eps"], params["rounds"]
@@ -92,13 +92,25 @@ class ShapeBench:
         pairs = [check.make_inputs(rows, hidden, dtype, device=device, generator=generator) for _ in range(count)]
         self.xs, self.w = [x for x, _ in pairs], pairs[0][1]
         self.targets = [check.PoisonedOutput(rows, hidden, dtype, device=device) for _ in range(count)]
-        is_aligned = rows_aligned(self.xs[0], self.targets[0].out)
-        config = choose(rows=rows, hidden=hidden, elem_bytes=elem_bytes, is_aligned=is_aligned,
-                        num_sms=num_multiprocessors(self.w))  # fmt: skip
+        self.config = config = self.settings(flush)
         lines.write("shape", shape=text, min_bytes=self.min_bytes, calls_per_sample=self.per_sample, buffers=count,
                     l2_bytes=l2_bytes, config=config.to_dict(), config_label=config.label())  # fmt: skip
         self.compiled: baselines.FreshCompile | None = None
         self.calls = self.working(self.providers())
+
+    def settings(self, flush: timing.Flush) -> Config:
+        """Of the fast kernel: the rule's, or the cache's where the shape is to be tuned."""
+        from labkit.workers.rmsnorm_autotune import forward_shortlist, tuned_setting
+
+        x, out, w = self.xs[0], self.targets[0].out, self.w
+        candidates = forward_shortlist(x, out)
+        if self.text not in self.params["cache_shapes"]:
+            return candidates[0]
+        return tuned_setting(
+            "forward", self.text, x, candidates,
+            lambda config: lambda _: rmsnorm_fast(x, w, eps=self.eps, out=out, config=config),
+            from_dict=Config, lines=self.lines, flush=flush,
+        )  # fmt: skip
 
     def providers(self) -> dict[str, timing.Call]:
         """Every provider as a call of the rotating buffer index; `_out` and `fast` write into preallocated outputs."""
@@ -106,7 +118,7 @@ class ShapeBench:
         calls: dict[str, timing.Call] = {
             "report": lambda i: rmsnorm_report(xs[i % count], w, eps=eps),
             "report_out": lambda i: rmsnorm_report(xs[i % count], w, eps=eps, out=outs[i % count]),
-            "fast": lambda i: rmsnorm_fast(xs[i % count], w, eps=eps, out=outs[i % count]),
+            "fast": lambda i: rmsnorm_fast(xs[i % count], w, eps=eps, out=outs[i % count], config=self.config),
             "fast_alloc": lambda i: rmsnorm_fast(xs[i % count], w, eps=eps),
             "native": lambda i: baselines.native(xs[i % count], w, eps),
             "composite": lambda i: baselines.composite(xs[i % count], w, eps),
@@ -206,7 +218,7 @@ class ShapeBench:
         self.lines.judge("recheck", what, seen, shape=self.text)
 
     def recheck(self) -> None:
-        """After the timing: our kernels once more into poisoned outputs; the baselines' errors for comparison."""
+        """After the timing: our kernels once more into poisoned outputs; in the first process the baselines' errors."""
         for name in ("report_out", "fast"):
             for target in self.targets:
                 target.poison()
@@ -214,7 +226,7 @@ class ShapeBench:
                 self.calls[name](index)
             for index in {0, len(self.targets) - 1}:
                 self.judge_target(index, name)
-        for name in ("native", "composite", "compile", "liger"):
+        for name in ("native", "composite", "compile", "liger") if self.params["process"] == 0 else ():
             if name in self.calls:
                 out = self.calls[name](0)
                 seen = check.compare(out, self.xs[0], self.w, eps=self.eps)  # type: ignore[arg-type]

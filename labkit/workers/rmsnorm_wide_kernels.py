@@ -81,7 +81,7 @@ def rmsnorm_wide_squares(
     tl.store(part_ptr + tl.program_id(0), tl.sum(squares, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def rmsnorm_wide_scale(
     x_ptr, w_ptr, y_ptr, part_ptr, rstd_ptr, x_stride, y_stride, rows, eps,
     HIDDEN: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
@@ -126,7 +126,7 @@ def rmsnorm_wide_dots(
     tl.store(part_ptr + tl.program_id(0), tl.sum(dots, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "groups"])
 def rmsnorm_wide_grad(
     dy_ptr, x_ptr, w_ptr, rstd_ptr, dots_ptr, dx_ptr, part_ptr, dy_stride, x_stride, dx_stride, rows, groups,
     HIDDEN: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
