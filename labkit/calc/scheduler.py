@@ -39,6 +39,10 @@ class SchedulerConfig:
     max_num_batched_tokens: int
     """Tokens a step, prefill and decode together."""
     enable_prefix_caching: bool = True
+    reserve_full_prompt: bool = True
+    """Admit a request only when all its tokens would fit, not the first chunk alone (`scheduler_reserve_full_isl`)."""
+    reuse_partial_first: bool = True
+    """Freed blocks that hold no full block of tokens are given out before cached ones; older releases: strictly LRU."""
 
     def __post_init__(self) -> None:
         """Refuse what no engine starts with."""
@@ -85,8 +89,9 @@ class _Sequence:
 class BlockPool:
     """Blocks, which of them are free in what order, and which full ones can be found again by content."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, *, reuse_partial_first: bool = True) -> None:
         """All blocks free but block 0, the null block."""
+        self.reuse_partial_first = reuse_partial_first
         self.num_usable = num_blocks - 1
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self.references = dict.fromkeys(range(1, num_blocks), 0)
@@ -130,11 +135,19 @@ class BlockPool:
             self.by_hash.setdefault(content, OrderedDict())[block] = None
 
     def give_back(self, blocks: list[int]) -> None:
-        """A request ends or is preempted: its last block is free first, so a prefix outlives its tail."""
+        """A request ends or is preempted: its last block is free first, so a prefix outlives its tail.
+
+        A block that nobody can find again is the next one to be given out, before any that may be found.
+        """
+        idle = []
         for block in reversed(blocks):
             self.references[block] -= 1
             if self.references[block] == 0:
                 self.free[block] = None
+                idle.append(block)
+        if self.reuse_partial_first:
+            for block in reversed([block for block in idle if block not in self.hash_of]):
+                self.free.move_to_end(block, last=False)
 
 
 class Scheduler:
@@ -143,7 +156,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         """Empty queues, empty cache."""
         self.config = config
-        self.pool = BlockPool(config.num_blocks)
+        self.pool = BlockPool(config.num_blocks, reuse_partial_first=config.reuse_partial_first)
         self.waiting: list[_Sequence] = []
         self.running: list[_Sequence] = []
         self.done: list[_Sequence] = []
@@ -220,6 +233,8 @@ class Scheduler:
             found = self._find_prefix(sequence)
             computed = len(found) * self.config.block_size
             tokens = min(sequence.num_tokens - computed, budget)
+            if self.config.reserve_full_prompt and not self._has_room(sequence, sequence.num_tokens, found):
+                return
             if not self._allocate(sequence, tokens, found=found):
                 return
             if sequence.num_preemptions == 0:
@@ -244,18 +259,22 @@ class Scheduler:
         """Blocks for `tokens` more tokens, behind those found cached; False, and nothing changed, if not enough."""
         size = self.config.block_size
         computed = sequence.num_computed + len(found) * size
-        new = -(-(computed + tokens) // size) - len(sequence.blocks) - len(found)
-        idle = sum(self.pool.references[block] == 0 for block in found)  # these leave the free list too
-        if new + idle > len(self.pool.free):
+        if not self._has_room(sequence, computed + tokens, found):
             return False
         for block in found:
             self.pool.touch(block)
+        new = -(-(computed + tokens) // size) - len(sequence.blocks) - len(found)
         sequence.blocks += [*found, *self.pool.take(max(new, 0))]
         sequence.num_computed = computed
         if self.config.enable_prefix_caching:
             for index in range((computed + tokens) // size):
                 self.pool.keep(sequence.blocks[index], sequence.block_hash(index, size))
         return True
+
+    def _has_room(self, sequence: _Sequence, tokens: int, found: Sequence[int]) -> bool:
+        """Whether `tokens` in all fit; blocks found idle in the cache leave the free list as well."""
+        new = -(-tokens // self.config.block_size) - len(sequence.blocks) - len(found)
+        return new + sum(self.pool.references[block] == 0 for block in found) <= len(self.pool.free)
 
     def _preempt(self, victim: _Sequence) -> None:
         """Its blocks are free, what it had computed is lost, and it is the next to be admitted."""
