@@ -118,7 +118,7 @@ def test_peaks_are_the_largest_and_read_twice():
     assert found["memory_def"] is True
     for wrong in ({"max_memory_allocated": 5}, {"max_memory_reserved": 5}):
         assert fsdp_results.memory([Process(rows=[memory_row("x", 8, 16, **wrong)])])["memory_def"] is False
-    assert fsdp_results.memory([Process(rows=[])])["memory_def"] is None
+    assert "memory_def" not in fsdp_results.memory([Process(rows=[])])
 
 
 def verdict_input(waits_on=3, waits_off=0, reserved_on=1.0, reserved_off=1.2):
@@ -134,7 +134,7 @@ def test_verdicts():
     for odd in ({"waits_on": 0}, {"waits_off": 1}, {"reserved_off": 0.9}):
         assert fsdp_results.verdicts(verdict_input(**odd))["limiter_role"] is False
     nothing = {name: {} for name in ("step_time_ms", "exposed_comm_ms", "limiter_waits", "reserved_peak_gib")}
-    assert set(fsdp_results.verdicts(nothing).values()) == {None}
+    assert fsdp_results.verdicts(nothing) == {}
 
 
 CLEAN = {"exitcode": 0, "is_clean": True, "results_written": 2, "complaints": [], "error": "", "left": []}
@@ -146,7 +146,7 @@ def test_verdicts_on_leaving():
     assert said["exit_fix"] is said["exit_cause"] is said["results_file_not_success"] is True
     assert said["exit_error"] == {"early": "peer gone", "no_barrier": "peer gone"}
     said = fsdp_results.exit_verdicts([CLEAN, BROKEN], {"early": {**BROKEN, "results_written": 1}}, world_size=2)
-    assert (said["exit_fix"], said["exit_cause"], said["results_file_not_success"]) == (False, None, False)
+    assert (said["exit_fix"], said["results_file_not_success"]) == (False, False) and "exit_cause" not in said
     assert fsdp_results.exit_verdicts([CLEAN], {"no_barrier": CLEAN}, world_size=2)["exit_cause"] is False
     assert not fsdp_results.exit_verdicts([CLEAN], {"early": CLEAN}, world_size=2)["results_file_not_success"]
 

@@ -146,8 +146,8 @@ def _training_oracles(first: Process, world_size: int, bound: float,
         _close("losses equal one process on the whole batch", training["loss_rel_diff"], bound,
                "mean over ranks, largest relative difference over steps"),
         _equal("whole parameters bitwise equal on all ranks", {case: [] for case in first.cases},
-               {case: sorted({n for row in checks if row["case"] == case for n in row["digests_differing"]})
-                for case in first.cases}, "tensors whose SHA-256 differs between ranks"),
+               {case: sorted({n for row in checks if row["case"] == case for n in row["names_differing"]})
+                for case in first.cases}, "tensors that are not what rank 0 sent"),
     ]
 
 

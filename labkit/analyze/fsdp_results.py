@@ -141,6 +141,7 @@ def recorded(processes: list[Process]) -> tuple[dict[str, Any], dict[str, Any]]:
         the time in collectives that compute covers; None without communication), comm_transfer_ms, comm_wait_ms
         (medians over processes; absent where unknown), limiter_waits.
     """
+    processes = [process for process in processes if process.traces]
     results: dict[str, Any] = {name: {} for name in (
         *TRACE_SAMPLES, "overlap_pct", "ag_overlap_pct", "rs_overlap_pct", "comm_transfer_ms", "comm_wait_ms",
         "limiter_waits")}
@@ -172,7 +173,7 @@ def memory(processes: list[Process]) -> dict[str, Any]:
 
     Returns: allocated_peak_gib, active_peak_gib, reserved_peak_gib, before_gib (in use before the case), and
         memory_def: whether the two ways to read each peak agree everywhere and a peak of reserved memory is never
-        below one of allocated memory; None on a CPU.
+        below one of allocated memory; absent on a CPU.
     """
     rows = [row for process in processes for row in of_kind(process.rows, "memory")]
     cases = list(dict.fromkeys(row["case"] for row in rows))
@@ -181,9 +182,10 @@ def memory(processes: list[Process]) -> dict[str, Any]:
                              for case in cases} for name in PEAKS}
     found["before_gib"] = {case: max(row["before_bytes"] for row in rows if row["case"] == case) / GIB
                            for case in cases}
-    found["memory_def"] = all(
-        row["allocated_peak_bytes"] == row["max_memory_allocated"] <= row["max_memory_reserved"]
-        and row["reserved_peak_bytes"] == row["max_memory_reserved"] for row in rows) if rows else None
+    if rows:
+        found["memory_def"] = all(
+            row["allocated_peak_bytes"] == row["max_memory_allocated"] <= row["max_memory_reserved"]
+            and row["reserved_peak_bytes"] == row["max_memory_reserved"] for row in rows)
     return found
 
 
@@ -194,7 +196,7 @@ def loopback_seen(processes: list[Process], cases: list[str], *, world_size: int
 
 
 def verdicts(results: dict[str, Any]) -> dict[str, Any]:
-    """What the report's two statements about FSDP1's switches come to in this run; None where it cannot be said.
+    """What the report's two statements about FSDP1's switches come to in this run; absent where it cannot be said.
 
     Args:
         results: of the run so far.
@@ -205,7 +207,7 @@ def verdicts(results: dict[str, Any]) -> dict[str, Any]:
     times, exposed = results["step_time_ms"], results["exposed_comm_ms"]
     waits, reserved = results["limiter_waits"], results["reserved_peak_gib"]
     on, off, none = "block+PRE", "block+PRE+no-limiter", "block+NONE"
-    found: dict[str, Any] = {"limiter_role": None, "pre_gain_ms": None, "pre_exposed_gain_ms": None}
+    found: dict[str, Any] = {}
     if on in reserved and off in reserved:
         found["limiter_role"] = waits[on] > waits[off] == 0 and reserved[on] <= reserved[off]
     if on in times and none in times:
@@ -217,7 +219,7 @@ def verdicts(results: dict[str, Any]) -> dict[str, Any]:
 def exit_verdicts(
     launches: list[dict[str, Any]], exits: dict[str, dict[str, Any]], *, world_size: int
 ) -> dict[str, Any]:
-    """What the report's statements about leaving come to; None where the way was not tried.
+    """What the report's statements about leaving come to; absent where the way was not tried.
 
     Args:
         launches: `labkit.analyze.job_exit.job_exit` of each launch that trained and left in the right order.
@@ -230,10 +232,11 @@ def exit_verdicts(
     """
     is_fixed = bool(launches) and all(launch["is_clean"] for launch in launches)
     early, hasty = exits.get("early"), exits.get("no_barrier")
-    return {
+    said: dict[str, Any] = {
         "exit_fix": is_fixed,
-        "exit_cause": None if hasty is None else is_fixed and not hasty["is_clean"],
-        "exit_error": {how: ", ".join(found["complaints"]) or "none" for how, found in exits.items()},
-        "results_file_not_success": None if early is None else
-        early["exitcode"] != 0 and early["results_written"] == world_size,
-    }
+        "exit_error": {how: ", ".join(found["complaints"]) or "none" for how, found in exits.items()}}
+    if hasty is not None:
+        said["exit_cause"] = is_fixed and not hasty["is_clean"]
+    if early is not None:
+        said["results_file_not_success"] = early["exitcode"] != 0 and early["results_written"] == world_size
+    return said

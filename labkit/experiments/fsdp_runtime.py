@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,8 @@ REPORTED = {
 """Result name -> claim of the report that gives its figures by case."""
 GPU_ENV = {"NCCL_NVLS_ENABLE": "0"}
 """NVLink multicast off: it needs rights that containers often lack, and would change what is compared."""
+SHORT_FAREWELL = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
+"""After a timeout torch waits a minute for other ranks to dump what they know; there is nothing to learn here."""
 CPU_ENV = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "2000000000", "MALLOC_TOP_PAD_": "268435456"}
 """glibc keeps freed memory: else much of a CPU step is page faults for buffers that every gather gives back."""
 
@@ -77,6 +80,8 @@ class Params:
     """Steps trained beside one process, in the first launch."""
     num_processes: int = 1
     """Fresh launches; the first one also checks."""
+    num_profiled_processes: int = 1
+    """The first of them also record a step of each case."""
     num_warmup_steps: int = 0
     num_timed_steps: int = 2
     exits: tuple[str, ...] = ("early",)
@@ -92,7 +97,7 @@ class Params:
     def __post_init__(self) -> None:
         """Refuse what could not run, naming the argument."""
         for name in ("num_layers", "hidden", "num_heads", "vocab_size", "num_positions", "seq_tokens", "microbatch",
-                     "num_check_steps", "num_processes", "num_timed_steps", "exit_elements"):
+                     "num_check_steps", "num_processes", "num_profiled_processes", "num_timed_steps", "exit_elements"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         _require(self.world_size >= 2, "world_size", self.world_size, "at least 2: one rank has nothing to shard")
         for name in ("num_warmup_steps", "seed"):
@@ -172,9 +177,15 @@ def _measure(params: Params, run_dir: Path, predicted: dict[str, Any], outcome: 
 
     outcome.notes += _notes(params)
     processes, launches = [], []
-    for index in range(params.num_processes):
-        launches.append(_launch(params, run_dir / f"p{index}", index, outcome, progress))
-        processes.append(fsdp_results.read_process(run_dir / f"p{index}"))
+    quiet = run_dir / ".quiet"
+    with ThreadPoolExecutor(len(EXITS) + 1) as pool:
+        # On a GPU host the small jobs run while the first launch starts and checks; it waits for them before it times.
+        ways = params.exits if params.device == "cuda" else ()
+        leaving = {how: pool.submit(_leave, params, run_dir / f"exit_{how}", how, progress) for how in ways}
+        pool.submit(lambda: (wait(leaving.values()), quiet.touch()))
+        for index in range(params.num_processes):
+            launches.append(_launch(params, run_dir / f"p{index}", index, quiet, outcome, progress))
+            processes.append(fsdp_results.read_process(run_dir / f"p{index}"))
     first, tokens = processes[0], params.world_size * params.microbatch * params.seq_tokens
     training = fsdp_results.training(first, world_size=params.world_size)
     loopback = fsdp_results.loopback_seen(processes, list(params.cases), world_size=params.world_size)
@@ -193,14 +204,18 @@ def _measure(params: Params, run_dir: Path, predicted: dict[str, Any], outcome: 
     write_atomic(run_dir / TIMELINE, json.dumps({"cases": {
         case: {str(rank): ranks[rank]["timeline"] for rank in sorted({0, params.world_size - 1})}
         for case, ranks in first.traces.items()}}) + "\n")
-    exits = {how: _leave(params, run_dir / f"exit_{how}", how, outcome, progress) for how in params.exits}
+    exits = {how: leaving[how].result() if how in leaving else
+             _leave(params, run_dir / f"exit_{how}", how, progress) for how in params.exits}
     outcome.results |= {"exits": exits, **fsdp_results.exit_verdicts(launches, exits, world_size=params.world_size)}
     outcome.oracles += fsdp_oracles.exit_oracles(launches, exits, world_size=params.world_size)
 
 
-def _launch(params: Params, folder: Path, index: int, outcome: Outcome,
+def _launch(params: Params, folder: Path, index: int, quiet: Path, outcome: Outcome,
             progress: Callable[[str], None] | None) -> dict[str, Any]:
-    """One fresh launch; cases are rotated so that none is always the first. Returns how it ended."""
+    """One fresh launch that times once `quiet` exists; cases are rotated so that none is always the first.
+
+    Returns how it ended.
+    """
     from labkit.analyze.job_exit import job_exit
 
     cases: list[dict[str, Any]] = [fsdp_case(name=case) for case in params.cases]
@@ -208,7 +223,9 @@ def _launch(params: Params, folder: Path, index: int, outcome: Outcome,
     turn = index % len(cases)
     folder.mkdir()
     write_json(folder / "params.json", {**plain_params(params), "tied": True, "linear_bias": False,
-                                        "is_checked": index == 0, "cases": cases[turn:] + cases[:turn]})
+                                        "is_checked": index == 0, "cases": cases[turn:] + cases[:turn],
+                                        "is_profiled": index < params.num_profiled_processes,
+                                        "quiet_file": f"../{quiet.name}"})
 
     def pass_on(line: str) -> None:
         if progress is not None and (found := re.search(r"progress: (.*)", line)):
@@ -220,8 +237,7 @@ def _launch(params: Params, folder: Path, index: int, outcome: Outcome,
     return job_exit(folder, exitcode=0, ended=done.ended, shm_removed=done.shm_removed)
 
 
-def _leave(params: Params, folder: Path, how: str, outcome: Outcome,
-           progress: Callable[[str], None] | None) -> dict[str, Any]:
+def _leave(params: Params, folder: Path, how: str, progress: Callable[[str], None] | None) -> dict[str, Any]:
     """One launch that ends as `how` says. It may fail: that is what is looked at."""
     from labkit.analyze.job_exit import job_exit
 
@@ -230,9 +246,8 @@ def _leave(params: Params, folder: Path, how: str, outcome: Outcome,
                                         "group_timeout_s": params.group_timeout_s})
     try:
         done = launch_torchrun("group_exit", run_dir=folder, num_procs=params.world_size,
-                               timeout_s=60 + 6 * params.group_timeout_s,
-                               env={} if params.device == "cpu" else GPU_ENV)
-        outcome.argv.append(done.argv)
+                               timeout_s=30 + 4 * params.group_timeout_s,
+                               env={} if params.device == "cpu" else {**GPU_ENV, **SHORT_FAREWELL})
         found = job_exit(folder, exitcode=0, ended=done.ended, shm_removed=done.shm_removed)
     except LaunchError as error:
         found = job_exit(folder, exitcode=error.exitcode if error.exitcode is not None else 1, error=str(error))

@@ -9,11 +9,14 @@ Out: `rank<k>.jsonl` (kinds: setup, refusal, check, units, step, memory, calls, 
 from __future__ import annotations
 
 import gc
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn import functional as F
 
@@ -28,7 +31,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """Training of one process, without FSDP, on the whole global batch."""
+    """Training of one process, without FSDP, on the whole global batch. Kept on the CPU: peaks are measured later."""
 
     losses: list[float]
     gradients: dict[str, Tensor]
@@ -63,7 +66,7 @@ def step(trainer: Trainer, rows: Tensor) -> Tensor:
 
 
 def train(trainer: Trainer, rows_by_step: list[Tensor]) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
-    """(losses, whole gradients of the first step, whole parameters at the end), on the CPU; all ranks must call it."""
+    """(losses, whole gradients of the first step, whole parameters at the end); all ranks must call it."""
     losses: list[float] = []
     first: dict[str, Tensor] = {}
     for i, rows in enumerate(rows_by_step):
@@ -73,14 +76,9 @@ def train(trainer: Trainer, rows_by_step: list[Tensor]) -> tuple[list[float], di
                 missing = [name for name, (_, gradient) in tensors.items() if gradient is None]
                 if missing:
                     raise RuntimeError(f"no gradient for {missing[0]} ({len(missing)} parameters): nothing to compare")
-                first = {name: _on_cpu(gradient) for name, (_, gradient) in tensors.items() if gradient is not None}
+                first = {name: gradient.clone() for name, (_, gradient) in tensors.items() if gradient is not None}
     with fsdp_cases.whole(trainer.model) as tensors:
-        return losses, first, {name: _on_cpu(parameter) for name, (parameter, _) in tensors.items()}
-
-
-def _on_cpu(tensor: Tensor) -> Tensor:
-    """A copy that takes no memory of the device, where peaks are measured."""
-    return tensor.detach().to("cpu", copy=True)
+        return losses, first, {name: parameter.clone() for name, (parameter, _) in tensors.items()}
 
 
 def make_reference(session: Session, params: dict[str, Any], template: TinyGPT) -> Reference | None:
@@ -94,11 +92,27 @@ def make_reference(session: Session, params: dict[str, Any], template: TinyGPT) 
     rows = [trainer.samples(list(range(i * num_samples, (i + 1) * num_samples)))
             for i in range(params["num_check_steps"])]
     losses, first, final = train(trainer, rows)
-    return Reference(losses=losses, gradients=first, moved=_moved(final, template))
+    cpu = torch.device("cpu")
+    return Reference(losses=losses, gradients=_on(cpu, first), moved=_on(cpu, _moved(final, template)))
+
+
+def _on(device: torch.device, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def _moved(final: dict[str, Tensor], template: TinyGPT) -> dict[str, Tensor]:
-    return {name: final[name] - start.detach() for name, start in template.named_parameters()}
+    return {name: final[name] - start.detach().to(final[name].device) for name, start in template.named_parameters()}
+
+
+def _differing_from_rank_0(session: Session, tensors: dict[str, Tensor]) -> list[str]:
+    """Names of tensors that are not bit by bit what rank 0 has."""
+    names = []
+    for name, tensor in tensors.items():
+        of_rank_0 = tensor.clone()
+        dist.broadcast(of_rank_0, 0)
+        if not torch.equal(of_rank_0.view(torch.int32), tensor.contiguous().view(torch.int32)):
+            names.append(name)
+    return names
 
 
 def check_case(session: Session, params: dict[str, Any], case: dict[str, Any], template: TinyGPT,
@@ -111,12 +125,11 @@ def check_case(session: Session, params: dict[str, Any], case: dict[str, Any], t
     losses, first, final = train(trainer, rows)
     compared = {}
     if reference is not None:
-        compared = {"gradients": gradients.difference(first, reference.gradients),
-                    "parameters": gradients.difference(_moved(final, template), reference.moved),
+        compared = {"gradients": gradients.difference(first, _on(session.device, reference.gradients)),
+                    "parameters": gradients.difference(_moved(final, template), _on(session.device, reference.moved)),
                     "reference_losses": reference.losses}
     session.write("check", case=case["name"], losses=losses, num_compared=len(first),
-                  digests_differing=gradients.names_differing(gradients.tensor_digests(final.items()), session.gather),
-                  **compared)
+                  names_differing=_differing_from_rank_0(session, final), **compared)
 
 
 def logged_calls(trainer: Trainer, rows: Tensor) -> list[list[Any]]:
@@ -131,12 +144,9 @@ def logged_calls(trainer: Trainer, rows: Tensor) -> list[list[Any]]:
     return log.calls
 
 
-def run_case(session: Session, params: dict[str, Any], case: dict[str, Any], template: TinyGPT,
-             reference: Reference | None) -> None:
-    """Check, time, count and record one case; only the first process of a run checks."""
+def run_case(session: Session, params: dict[str, Any], case: dict[str, Any], template: TinyGPT) -> None:
+    """Time, count and record one case."""
     name, is_sharded = case["name"], case["api"] != fsdp_cases.BASELINE
-    if params["is_checked"] and is_sharded:
-        check_case(session, params, case, template, reference)
     before = fresh_memory(session)
     module = fsdp_cases.shard(template, case, session, dtype=DTYPES[params["precision"]])
     # Half-precision weights of the baseline have no float32 copy to train: the same arithmetic, weights that stay.
@@ -154,8 +164,18 @@ def run_case(session: Session, params: dict[str, Any], case: dict[str, Any], tem
                   state_bytes=fsdp_cases.state_bytes(module, trainer.optimizer))
     if is_sharded:
         session.write("calls", case=name, calls=logged_calls(trainer, rows))
-    session.write("profiled", case=name, **profiled(trainer, name, lambda: step(trainer, rows)))
+    if params["is_profiled"]:
+        session.write("profiled", case=name, **profiled(trainer, name, lambda: step(trainer, rows)))
     session.say(f"{name}: done")
+
+
+def wait_for_quiet(path: Path, *, timeout_s: float) -> None:
+    """Return when a file exists: then nothing else that belongs to this run uses the machine."""
+    deadline = time.monotonic() + timeout_s
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"waited {timeout_s:g} s for other launches of this run to end")
+        time.sleep(0.05)
 
 
 def fresh_memory(session: Session) -> int:
@@ -188,10 +208,17 @@ def run_all(session: Session, params: dict[str, Any]) -> None:
         [name, list(parameter.shape)] for name, parameter in template.named_parameters()])
     if not session.is_cuda:
         session.write("refusal", fsdp1=fsdp_cases.fsdp1_refusal())
-    reference = make_reference(session, params, template) if params["is_checked"] else None
+    if params["is_checked"]:
+        reference = make_reference(session, params, template)
+        for case in params["cases"]:
+            if case["api"] != fsdp_cases.BASELINE:
+                check_case(session, params, case, template, reference)
+                gc.collect()  # hooks of a sharded module refer back to it
+        session.say("every case trained beside one process")
+        del reference
+    wait_for_quiet(session.run_dir / params["quiet_file"], timeout_s=params["timeout_s"])
     for case in params["cases"]:
-        run_case(session, params, case, template, reference)
-        gc.collect()  # hooks of a sharded module refer back to it
+        run_case(session, params, case, template)
     session.write("end", cases=[case["name"] for case in params["cases"]])
     # Results are on disk. Every device and every peer is done before any rank takes its communicator away.
     session.barrier()

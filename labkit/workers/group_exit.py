@@ -25,16 +25,20 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from labkit.workers.session import Session, read_params
 
 
-def leave(session: Session, how: str, num_elements: int) -> None:
-    """Write this rank's result, gather, and go, as `how` says."""
+START_S = 60.0
+"""How long ranks wait for each other to start; only the collectives after that have the short timeout."""
+
+
+def leave(session: Session, how: str, num_elements: int, group: Any = None) -> None:
+    """Write this rank's result, gather, and go, as `how` says; `group` is the default one if not given."""
     mine = torch.full((num_elements,), float(session.rank), device=session.device)
     total = torch.ones(1, device=session.device)
-    dist.all_reduce(total)
+    dist.all_reduce(total, group=group)
     session.write("result", total=float(total))
     if how == "early" and session.rank == session.world_size - 1:
         return
     parts = [torch.empty_like(mine) for _ in range(session.world_size)]
-    work: Any = dist.all_gather(parts, mine, async_op=True)
+    work: Any = dist.all_gather(parts, mine, group=group, async_op=True)
     if how == "no_barrier":
         dist.destroy_process_group()
         return
@@ -57,11 +61,13 @@ def main() -> None:
     place = torch.device("cuda", local_rank) if is_cuda else torch.device("cpu")
     if is_cuda:
         torch.cuda.set_device(place)
-    dist.init_process_group("nccl" if is_cuda else "gloo", timeout=timedelta(seconds=params["group_timeout_s"]),
+    dist.init_process_group("nccl" if is_cuda else "gloo", timeout=timedelta(seconds=START_S),
                             device_id=place if is_cuda else None)
+    group = dist.new_group(timeout=timedelta(seconds=params["group_timeout_s"]))
     with open(run_dir / f"rank{rank}.jsonl", "w", encoding="utf-8") as stream:
         session = Session(rank=rank, world_size=dist.get_world_size(), device=place, run_dir=run_dir, stream=stream)
-        leave(session, params["how"], params["num_elements"])
+        session.barrier()
+        leave(session, params["how"], params["num_elements"], group)
 
 
 if __name__ == "__main__":
