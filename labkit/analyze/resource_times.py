@@ -96,19 +96,21 @@ def slowdowns(times: Mapping[str, Any]) -> dict[str, float]:
     return {cell: found["value"] / best[cell.split("/")[0]] for cell, found in times.items()}
 
 
-def with_spills(cells: Lines, *, target: int, rows: int, bytes_per_s: float, launch_floor_s: float) -> dict[str, float]:
+def with_spills(
+    cells: Lines, *, target: int, rows: int, bytes_per_s: float | None, launch_floor_s: float
+) -> dict[str, float]:
     """Time by cell if every spilled byte went to memory and back: an upper bracket, known once the cubins are, ms.
 
     Args:
         cells: compiled cells, with spill bytes per thread.
         target: only cells of this target, with hints.
         rows: rows of the input.
-        bytes_per_s: of a copy, bytes/s.
+        bytes_per_s: of a copy, bytes/s; None: unknown, then nothing is said.
         launch_floor_s: seconds.
     """
     out = {}
-    for cell in cells:
-        if cell["target"] == target and cell["hints"] and cell["spill_store_bytes"] is not None:
+    for cell in cells if bytes_per_s is not None else ():
+        if bytes_per_s and cell["target"] == target and cell["hints"] and cell["spill_store_bytes"] is not None:
             spilled = spill_traffic_bytes(rows=rows, num_warps=cell["num_warps"],
                                           spill_store_bytes=cell["spill_store_bytes"],
                                           spill_load_bytes=cell["spill_load_bytes"])  # fmt: skip
@@ -116,6 +118,12 @@ def with_spills(cells: Lines, *, target: int, rows: int, bytes_per_s: float, lau
             out[cell["name"]] = 1e3 * predicted_time_s(
                 num_bytes=moved, bytes_per_s=bytes_per_s, launch_floor_s=launch_floor_s)
     return out
+
+
+def refusals(lines: Lines) -> dict[str, str]:
+    """What a timing process could not do, and why, by cell or experiment."""
+    return {f"h{line['hidden']}/w{line['num_warps']}" if "num_warps" in line else line["what"]: line["error"]
+            for line in lines if line["kind"] == "refusal"}  # fmt: skip
 
 
 def knee(dial_gb_per_s: Mapping[str, Mapping[str, Any]], *, share: float = 0.95) -> dict[str, int]:

@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import machine
 from labkit.analyze import resource_oracles as oracles
+from labkit.analyze import resource_plan as plan
 from labkit.analyze import resource_times as times
 from labkit.analyze import resources as analyze
 from labkit.analyze.rmsnorm import read_lines
-from labkit.calc import rmsnorm
-from labkit.calc.resource_prediction import resource_prediction
-from labkit.calc.row_registers import knee_blocks_per_sm
 from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, plain_params
 from labkit.hardware import HardwareProfile, load_profile, match_profile
 from labkit.launch.ncu import query_metrics
@@ -109,16 +107,9 @@ class Params:
 
 
 def cells(params: Params) -> list[dict[str, Any]]:
-    """What is compiled: target, hidden, num_warps, block (padded row) and hints, in the order of the targets."""
-    found = []
-    for target in params.targets:
-        lengths = params.hidden if target in params.long_targets else params.hidden[:1]
-        wanted = [(hidden, True) for hidden in lengths]
-        wanted += [(params.hidden[0], False)] if target in params.bare_targets else []
-        found += [{"target": target, "hidden": hidden, "num_warps": num_warps, "hints": hints,
-                   "block": rmsnorm.block_size(hidden=hidden)}
-                  for hidden, hints in wanted for num_warps in params.num_warps]  # fmt: skip
-    return found
+    """What is compiled; see `labkit.analyze.resource_plan.wanted_cells`."""
+    return plan.wanted_cells(targets=params.targets, hidden=params.hidden, long_targets=params.long_targets,
+                             bare_targets=params.bare_targets, num_warps=params.num_warps)  # fmt: skip
 
 
 def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[str, Any]:
@@ -133,46 +124,20 @@ def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[
     a profile `hardware`, `ms` by cell (floor plus bytes over a copy's rate; nothing for occupancy) and `knee_blocks`
     (resident blocks that keep the memory busy) by row length.
     """
-    out: dict[str, Any] = {name: {} for name in ("row_registers", "registers", "stack_bytes", "must_spill",
-                                                 "occupancy_pct", "naive_occupancy_pct")}  # fmt: skip
-    for cell in cells(params):
-        target, name = f"sm_{cell['target']}", analyze.cell_name(cell)
-        capability = analyze.CAPABILITIES.get(cell["target"])
-        if not cell["hints"]:
-            continue
-        plan = resource_prediction(hidden=cell["hidden"], num_warps=cell["num_warps"],
-                                   compute_capabilities=(capability,) if capability else ())  # fmt: skip
-        for key, value in plan.items():
-            if isinstance(value, dict):
-                out[key].setdefault(target, {})[name] = value.get(capability)
-            else:
-                out[key][name] = value
-    return out if hardware is None else {**out, **_predict_times(params, hardware)}
+    out = plan.predicted_cells(cells(params))
+    if hardware is None:
+        return out
+    rate, num_sms = _copy_rate(hardware), hardware.value("num_sms")
+    out["hardware"] = hardware.name
+    return out if rate is None or num_sms is None else out | plan.predicted_times(
+        hidden=params.timed_hidden, num_warps=params.num_warps, rows=params.rows, bytes_per_s=rate,
+        num_sms=int(num_sms), block_s=params.block_us * 1e-6, launch_floor_s=params.launch_floor_us * 1e-6)
 
 
 def _copy_rate(hardware: HardwareProfile | None) -> float | None:
     """Bandwidth of a large copy measured on such a GPU, bytes/s."""
     found = hardware.measured.get("copy_bytes_per_s") if hardware else None
     return found.value if found else None
-
-
-def _predict_times(params: Params, hardware: HardwareProfile) -> dict[str, Any]:
-    rate, num_sms = _copy_rate(hardware), hardware.value("num_sms")
-    out: dict[str, Any] = {"hardware": hardware.name}
-    if rate is None or num_sms is None:
-        return out
-    floor_s = params.launch_floor_us * 1e-6
-    out["ms"] = {
-        f"h{hidden}/w{num_warps}": 1e3 * rmsnorm.predicted_time_s(
-            num_bytes=rmsnorm.min_bytes(rows=params.rows, hidden=hidden), bytes_per_s=rate, launch_floor_s=floor_s)
-        for hidden in params.timed_hidden for num_warps in params.num_warps
-    }  # fmt: skip
-    out["knee_blocks"] = {
-        f"h{hidden}": knee_blocks_per_sm(
-            hidden=hidden, bytes_per_s=rate, num_sms=int(num_sms), block_s=params.block_us * 1e-6)
-        for hidden in params.timed_hidden
-    }  # fmt: skip
-    return out
 
 
 def run(
@@ -239,15 +204,11 @@ def _measure_gpu(params: Params, run_dir: Path, predicted: dict[str, Any], outco
     target = 10 * device["cc_major"] + device["cc_minor"]
     found, outcome.samples = times.timing_results(lines, rows=params.rows,
                                                   max_warps_per_sm=device["max_threads_per_sm"] // 32)  # fmt: skip
-    outcome.results |= found | {"gpu_target": f"sm_{target}", "knee_blocks": times.knee(found["dial_gb_per_s"])}
-    if rate := _copy_rate(hardware):
-        outcome.results["ms_with_spills"] = times.with_spills(
-            compiled, target=target, rows=params.rows, bytes_per_s=rate,
-            launch_floor_s=params.launch_floor_us * 1e-6)
-    outcome.results["ms_residual_pct"] = times.residuals_pct(found["ms"], predicted.get("ms", {}))
-    refused = [line for line in lines if line["kind"] == "refusal"]
-    outcome.results["gpu_refused"] = {
-        f"h{li['hidden']}/w{li['num_warps']}" if "hidden" in li else li["what"]: li["error"] for li in refused}
+    rate, floor_s = _copy_rate(hardware), params.launch_floor_us * 1e-6
+    spilled = times.with_spills(compiled, target=target, rows=params.rows, bytes_per_s=rate, launch_floor_s=floor_s)
+    outcome.results |= found | {"gpu_target": f"sm_{target}", "knee_blocks": times.knee(found["dial_gb_per_s"]),
+                                "gpu_refused": times.refusals(lines), "ms_with_spills": spilled,
+                                "ms_residual_pct": times.residuals_pct(found["ms"], predicted.get("ms", {}))}
     outcome.notes += [f"{name}: not timed: {why}" for name, why in outcome.results["gpu_refused"].items()]
     outcome.oracles += oracles.sweep_oracles(lines, compiled, target=target)
     sheet = hardware.value("memory_bandwidth_bytes_per_s") if hardware else None
