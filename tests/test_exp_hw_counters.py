@@ -120,6 +120,9 @@ def test_a_run_by_rule_passes_every_oracle(gpu):
     assert results["passes_seen_by_memory"] | {"copy again 512x8192": 1, "copy again 8192x8192": 4} == results[
         "passes_seen_by_memory"]
     assert "copy again 8192x8192" not in results["retained_write_bytes"]
+    assert results["retained_pct_of_l2"]["copy 8192x8192"] == pytest.approx(40)
+    assert results["lookups_per_access"]["copy 8192x8192"] == 1.5
+    assert results["tensor_flop_over_needed"] == {"gemm 4096x4096x7168": 1, "gemm 1x4096x7168": 1}
     assert results["kernels_per_call"].get("memcpy 8192x8192") is None
     assert results["rule_occupancy_pct"]["report w4 8192x8192"] == 25.0
     assert results["top_stall"]["copy 8192x8192"] == "long_scoreboard"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.analyze.hw_counters import STALLS, Row, counted_calls, folders, groups_read, read_lines
+from labkit.calc.gemm import gemm_flop
 from labkit.calc.occupancy import LIMITS, occupancy
 from labkit.records import quantity
 
@@ -120,7 +121,8 @@ def timing_results(times: Mapping[tuple[str, str], list[list[float]]], plan: Pla
 def derived(found: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     """What follows from the counters: bytes left in L2, bytes over time, occupancy by the rule, ratio to the least."""
     out: dict[str, Any] = {"retained_write_bytes": {}, "dram_gb_per_s": {}, "dram_over_min_bytes": {},
-                           "passes_seen_by_memory": {},
+                           "passes_seen_by_memory": {}, "retained_pct_of_l2": {}, "lookups_per_access": {},
+                           "tensor_flop_over_needed": {},
                            "rule_occupancy_pct": {}, "top_stall": {}}  # fmt: skip
     for workload, read in found.get("dram_read_bytes", {}).items():
         written, spec = found["dram_write_bytes"][workload]["value"], plan[workload]
@@ -129,8 +131,14 @@ def derived(found: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
         out["passes_seen_by_memory"][workload] = read["value"] / spec["read_bytes"]
         if passes == 1:  # else a line may be written again before it leaves, and the difference says nothing
             out["retained_write_bytes"][workload] = spec["write_bytes"] - written
-        out["dram_gb_per_s"][workload] = total / found["ncu_time_us"][workload]["value"] / 1e3
-        out["dram_over_min_bytes"][workload] = total / smallest
+            if l2 := found["device"].get("l2_bytes"):
+                out["retained_pct_of_l2"][workload] = 100 * (spec["write_bytes"] - written) / l2
+        if (looked := found.get("l2_read_bytes", {}).get(workload)) is not None:
+            out["lookups_per_access"][workload] = looked["value"] / (passes * spec["read_bytes"])
+    for workload, done in found.get("tensor_flop", {}).items():
+        spec = plan[workload]
+        if spec["op"] == "gemm" and isinstance(done, int | float):
+            out["tensor_flop_over_needed"][workload] = done / gemm_flop(m=spec["m"], n=spec["n"], k=spec["k"])
     for workload, registers in found.get("registers", {}).items():
         if (rule := rule_occupancy(found, workload, registers)) is not None:
             out["rule_occupancy_pct"][workload] = 100 * rule
