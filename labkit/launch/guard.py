@@ -133,26 +133,36 @@ def shm_files() -> dict[str, int]:
     return found
 
 
-def shm_used_by(processes: list[psutil.Process]) -> set[str]:
-    """Names of the /dev/shm files that these processes map or hold open."""
-    names = set()
+def shm_used_by(processes: list[psutil.Process]) -> set[int]:
+    """Inodes of the /dev/shm files that these processes map or hold open.
+
+    Inodes, not names: glibc makes a semaphore under another name and links it, so that the map of the process that
+    made it shows a name which is gone.
+    """
+    inodes = set()
     for process in processes:
-        with contextlib.suppress(psutil.Error, OSError):
-            paths = [m.path for m in process.memory_maps(grouped=True)] + [f.path for f in process.open_files()]
-            names |= {Path(path).name for path in paths if path.startswith(f"{SHM}/")}
-    return names
+        with contextlib.suppress(OSError), open(f"/proc/{process.pid}/maps", encoding="utf-8", errors="replace") as maps:
+            parts = [line.split(None, 5) for line in maps]
+            inodes |= {int(part[4]) for part in parts if len(part) == 6 and part[5].startswith(f"{SHM}/")}
+        with contextlib.suppress(OSError):
+            for link in os.scandir(f"/proc/{process.pid}/fd"):
+                with contextlib.suppress(OSError):
+                    if os.readlink(link.path).startswith(f"{SHM}/"):
+                        inodes.add(os.stat(link.path).st_ino)
+    return inodes
 
 
-def remove_shm(before: dict[str, int], ours: set[str]) -> list[str]:
+def remove_shm(before: dict[str, int], ours: set[int]) -> list[str]:
     """Delete the /dev/shm files that the ended run left.
 
     A file goes only if it is new since the run began, no living process uses it, and it was either seen in use by the
-    run (`ours`) or bears a name that NCCL, torch or multiprocessing makes. Anything else may be somebody's data.
+    run (`ours`, inodes) or bears a name that NCCL, torch or multiprocessing makes. Anything else may be somebody's data.
     """
-    new = {name for name, inode in shm_files().items() if before.get(name) != inode}
-    candidates = {name for name in new if name in ours or name.startswith(SHM_PREFIXES)}
+    new = {name: inode for name, inode in shm_files().items() if before.get(name) != inode}
+    candidates = {name for name, inode in new.items() if inode in ours or name.startswith(SHM_PREFIXES)}
     if candidates:
-        candidates -= shm_used_by(list(psutil.process_iter()))
+        used = shm_used_by(list(psutil.process_iter()))
+        candidates = {name for name in candidates if new[name] not in used}
     for name in candidates:
         (SHM / name).unlink(missing_ok=True)
     return sorted(candidates)
