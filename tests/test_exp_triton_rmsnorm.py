@@ -12,16 +12,20 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.analyze import rmsnorm as analyze
+from labkit.analyze.rmsnorm_part_tables import cache_table
 from labkit.experiments import triton_rmsnorm as exp
 from labkit.hardware import load_profile
 from labkit.launch.process import LaunchError
 from labkit.machine import Gpu, detect
+from labkit.paths import RECORDS
 from labkit.presets import UsageError, available_presets, build_params
 from labkit.records import RecordError, check_run
+from tests import rmsnorm_part_lines as part_lines
 from tests.rmsnorm_lines import LARGE, MOVED, SHAPE, write_run
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALL = exp.Params(shapes=("6x768", "6x770 bf16", "20x300", "20x301"))
+SMALL = exp.Params(shapes=("6x768", "6x770 bf16", "20x300", "20x301"), widths=(1, 301),
+                   backward_shapes=("9x300", "9x301 bf16"))  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +44,19 @@ def test_kernels_match_float64_in_the_interpreter(live):
     assert live.results["within_bound"] == dict.fromkeys(SMALL.shapes, True)
     assert all(0.5 < used < 1 for kernel in live.results["bound_used"].values() for used in kernel.values())
     exp.check(live)
+
+
+def test_gradients_match_float64_in_the_interpreter(live):
+    assert live.failure is None and live.status == "ok"
+    used = live.results["backward_bound_used"]
+    assert {name: set(found) for name, found in used.items()} == {"dx": {"9x300", "9x301 bf16"},
+                                                                  "dweight": {"9x300", "9x301 bf16"}}  # fmt: skip
+    assert all(0.5 < value < 1 for found in used.values() for value in found.values())
+    assert set(live.results["gradient_bound_used"]) == {"1", "301"}
+    lines = analyze.of_kind(analyze.read_lines(_run_dir(live)), "grad_check", "grad_exact", "grad_canary")
+    assert {"autograd", "backward", "grad", "shifted", "wide forward", "wide backward"} == {x["what"] for x in lines}
+    assert all(line["passed"] for line in lines)
+    assert {o.name for o in live.oracles} >= {"gradient_bound", "exact_sums", "same_bits_twice", "empty_refused"}
 
 
 def test_every_kernel_and_edge_case_was_checked(live):
@@ -77,8 +94,8 @@ def test_a_planted_kernel_error_ends_the_run_with_one_line_and_exit_1(tmp_path):
 # The slice
 
 
-def fake_gpu_host(monkeypatch, tmp_path, *, num_gpus=1, fail_in=None):
-    """A machine with H200s whose worker writes the lines above."""
+def fake_gpu_host(monkeypatch, tmp_path, *, num_gpus=1, fail_in=None, more=None, **params):
+    """A machine with H200s whose worker writes made-up lines, and `more(process)` of them."""
     here = replace(detect(), gpus=tuple(Gpu(index=i, name="NVIDIA H200") for i in range(num_gpus)))
     monkeypatch.setattr(exp.machine, "detect", lambda: here)
     monkeypatch.setenv("LABKIT_RUNS_DIR", str(tmp_path))
@@ -87,14 +104,16 @@ def fake_gpu_host(monkeypatch, tmp_path, *, num_gpus=1, fail_in=None):
         process = json.loads((run_dir / "params.json").read_text())["process"]
         assert worker == "rmsnorm_bench" and num_procs == num_gpus
         assert (run_dir.parent / "prediction.json").is_file(), "predicted before anything runs"
-        write_run(run_dir.parent, processes=(process,), ranks=range(num_gpus))
+        assert options["env"]["LABKIT_CACHE_DIR"] == str(run_dir.parent / "cache"), "all processes share one cache"
+        write_run(run_dir.parent, processes=(process,), ranks=range(num_gpus), more=more)
         if process == fail_in:
             raise LaunchError("rank 1: AssertionError: planted", log_path=run_dir / "log.txt", rank=1, exitcode=1)
         return SimpleNamespace(argv=["python", "-m", "labkit.workers.rmsnorm_bench"])
 
     monkeypatch.setattr(exp, "launch_worker", launch)
     monkeypatch.setattr(exp, "launch_torchrun", launch)
-    return exp.Params(shapes=tuple(MOVED), compile_shapes=(LARGE,), device="cuda", num_processes=2, num_gpus=num_gpus)
+    return exp.Params(shapes=tuple(MOVED), compile_shapes=(LARGE,), device="cuda", num_processes=2, num_gpus=num_gpus,
+                      **params)  # fmt: skip
 
 
 def test_gpu_run_from_launch_to_figures(monkeypatch, tmp_path):
@@ -113,7 +132,40 @@ def test_gpu_run_from_launch_to_figures(monkeypatch, tmp_path):
     seen = exp.compare([record]).set_index(["quantity", "shape"])
     assert seen.loc[("time_ms", SHAPE), "V100 PCIe (quoted)"] == 0.05
     assert seen.loc[("fast_ms", LARGE), "predicted"] == pytest.approx(2.7e-3 + 536.872960e6 / 4.3e12 * 1e3)
-    assert exp.recorded() == [exp.load(record.run_id, expect=params)]
+    assert exp.load(record.run_id, expect=params) in exp.recorded()
+
+
+def test_gradients_and_two_passes_from_launch_to_figures(monkeypatch, tmp_path):
+    params = fake_gpu_host(monkeypatch, tmp_path, more=part_lines.part_lines, **part_lines.PARAMS)
+    record = exp.run(params, preset="gpu1")
+    assert record.status == "ok", [o for o in record.oracles if not o.passed]
+    predicted = record.prediction["values"]["part_time_ms"]["profile"]["backward"][part_lines.SHAPE]
+    assert predicted == pytest.approx(2 * 2.7e-3 + part_lines.LEAST / 4.3e12 * 1e3)
+    row = exp.part_table(record, "backward").iloc[0]
+    assert row["shape"] == part_lines.SHAPE and row["ours_ms"] == 0.20 and row["predicted_ms"] == predicted
+    assert row["residual_pct"] == pytest.approx(100 * (0.20 / predicted - 1)) and row["missed"] == ""
+    share = part_lines.LEAST / part_lines.COPIED
+    assert row["speedup_compile"] == pytest.approx(1.5) and row["compile_copy_fraction"] == pytest.approx(0.65 * share)
+    assert row["partial_pct"] == pytest.approx(100 * 8 * 528 * 1024 / part_lines.LEAST)
+    wide = exp.part_table(record, "wide_forward").iloc[0]
+    assert wide["copy_fraction"] == pytest.approx(2 / 3, rel=1e-3) and wide["speedup_liger"] is None
+    figures = exp.figures(record)
+    assert {"backward", "backward_times", "wide_forward", "wide_backward_times", "gradient_errors"} <= set(figures)
+    assert all(fig.layout.meta["caption"] and fig.layout.title.text for fig in figures.values())
+    assert record.samples[f"backward ours {part_lines.SHAPE}"]["values"] == [[0.20, 0.25], [0.20, 0.20]]
+    (cached,) = cache_table(record).to_dict("records")
+    assert cached["chosen"] == "b" and cached["timings, process 1"] == 0
+    seen = exp.compare([record]).set_index(["quantity", "shape"])
+    assert seen.loc[("backward_ms", part_lines.SHAPE), "predicted"] == predicted
+
+
+def test_records_without_gradients_still_make_their_page(monkeypatch, tmp_path):
+    """The first committed records were made before there was a backward pass."""
+    found = [record for record in exp.recorded() if "widths" not in record.params]
+    for record in found:
+        assert len(exp.part_table(record, "backward")) == 0 and "backward" not in exp.figures(record)
+        assert len(exp.check(record)) and len(exp.table(record))
+    assert found or not list(RECORDS.glob(f"{exp.SLUG}/*"))
 
 
 def test_a_process_that_fails_gives_a_failed_record(monkeypatch, tmp_path):
@@ -136,7 +188,7 @@ def test_a_failed_oracle_is_named(live):
 def test_cpu_record_has_no_times_and_says_so(live):
     assert not [name for name in live.results if name.endswith("_ms")] and live.samples == {}
     assert any("correctness only" in note for note in live.notes)
-    assert set(exp.figures(live)) == {"errors"} and len(exp.table(live)) == len(SMALL.shapes)
+    assert set(exp.figures(live)) == {"errors", "gradient_errors"} and len(exp.table(live)) == len(SMALL.shapes)
     assert exp.compare([live]).shape[0] == 30
 
 
@@ -166,6 +218,10 @@ def test_prediction_by_hand():
     ({"shapes": ("8x8", "8x8")}, "each shape once"), ({"device": "gpu"}, "device"), ({"rounds": 0}, "rounds"),
     ({"num_processes": True}, "num_processes"), ({"eps": 0.0}, "eps"), ({"num_gpus": 2}, "num_gpus"),
     ({"compile_shapes": ("8x8",), "device": "cuda"}, "compile_shapes"), ({"device": "cuda", "max_rows": 4}, "max_rows"),
+    ({"backward_shapes": ("8x",), "widths": (8,)}, "backward_shapes"), ({"widths": (0,)}, "widths: 0"),
+    ({"wide_widths": (2**20 + 1,), "widths": (8,)}, "wide_widths"), ({"wide_widths": (65537,)}, "widths=()"),
+    ({"cache_shapes": ("8x8",), "device": "cuda"}, "cache_shapes"),
+    ({"wide_shapes": ("8x70000",), "widths": (8,)}, "device='cpu'"),
 ])  # fmt: skip
 def test_bad_parameters_are_named(changes, message):
     with pytest.raises(ValueError, match=message):
