@@ -20,8 +20,8 @@ def rows(**changes):
             {"kind": "sum", "mapping": "m", "axis": "TP", "ranks": [0, 1], "value": [3.0] * 4, "expected": 3.0},
             {"kind": "phase", "mapping": "m", "phase": "TP", "index": 0, "start_s": 0.0, "time_s": 0.01,
              "wrong": {"TP": 0}},
-            {"kind": "order", "is_swapped": False, "values": {"A": [2001.0], "B": [4001.0]}},
-            {"kind": "order", "is_swapped": True, "values": {"A": [3001.0], "B": [3001.0]}},
+            {"kind": "order", "is_swapped": False, "shapes": {"A": [8], "B": [8]}, "values": {"A": [2001.0], "B": [4001.0]}},
+            {"kind": "order", "is_swapped": True, "shapes": {"A": [8], "B": [8]}, "values": {"A": [3001.0], "B": [3001.0]}},
         ]
         for row in found[-5:]:
             row["rank"] = rank
@@ -106,4 +106,7 @@ def test_recorder_facts_by_hand():
                             "mismatches": [mismatch]})
     assert found == {"ranks": 2, "num_entries": 5, "sees_swap": False, "missing_named": [1], "missing_seq": 2,
                      "other_mismatches": []}
+    assert mesh_results.order_setup(rows()) == {"ranks": 2, "shapes_equal": True}
+    odd = rows(order={"shapes": {"A": [8], "B": [4]}})
+    assert mesh_results.order_setup(odd) == {"ranks": 2, "shapes_equal": False}
     assert mesh_results.order_values(rows(), is_swapped=True) == {"A": [3001, 3001], "B": [3001, 3001]}

@@ -120,6 +120,13 @@ def order_values(rows: Rows, *, is_swapped: bool) -> dict[str, list[float]]:
     return {name: [int(value) for row in found for value in row["values"][name]] for name in ("A", "B")}
 
 
+def order_setup(rows: Rows) -> dict[str, Any]:
+    """Ranks of the pair, and whether A and B have one shape on all of them: {"ranks", "shapes_equal"}."""
+    found = of_kind(rows, "order")
+    shapes = {tuple(shape) for row in found for shape in row["shapes"].values()}
+    return {"ranks": len({row["rank"] for row in found}), "shapes_equal": len(shapes) == 1}
+
+
 def detection(cases: Sequence[dict[str, Any]], played: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What each detector notices of faults whose place is known.
 
@@ -234,9 +241,10 @@ def structure(rows: Rows, mappings: Sequence[str], oracles: Sequence[Oracle],
         "new_group_order": passed["every rank made all groups in one order"],
         **{f"map_{mapping.removeprefix('tp_')}": found for mapping, found in groups.items()},
         "oracle": passed["first sum of every group is the closed form"], "oracle_pass": sums_pass,
-        "order_setup": {"ranks": 2, "shapes_equal": True},
+        "order_setup": order_setup(rows),
         "ordered_result": {name: values[0] for name, values in ordered.items()},
-        "swapped_result": {**{name: values[0] for name, values in swapped.items()}, "hang": False},
+        "swapped_result": {**{name: values[0] for name, values in swapped.items()}, "hang": len(of_kind(rows, "order", is_swapped=True)) < len(
+            of_kind(rows, "order", is_swapped=False))},
         "swapped_by_rank": swapped, "matching": swapped["A"] == swapped["B"] != ordered["A"],
     }
     if real is not None:

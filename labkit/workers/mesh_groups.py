@@ -120,7 +120,8 @@ def order_control(session: Session, group: Any, *, is_swapped: bool, num_element
         dist.all_reduce(tensors[name], group=group)
     session.synchronize()
     session.write("order", is_swapped=is_swapped, called=list(names), time_s=time.perf_counter() - start,
-                  shape=[num_elements], values={name: sorted(set(tensor.tolist())) for name, tensor in tensors.items()})
+                  shapes={name: list(tensor.shape) for name, tensor in tensors.items()},
+                  values={name: sorted(set(tensor.tolist())) for name, tensor in tensors.items()})
 
 
 def missing_call(session: Session, timeout_s: float) -> None:
