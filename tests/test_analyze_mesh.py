@@ -9,6 +9,7 @@ from labkit.analyze.mesh_results import real_faults, recorder_facts
 from labkit.calc.mesh_prediction import pair_values, random_faults
 
 PREDICTED = {"groups": {"m": {"TP": [[0, 1]]}}, "order_values": pair_values(), "slow_floor_ms": {"m": {"TP": 10.0}}}
+SHAPES = {"A": [8], "B": [8]}
 DETECTION = {"num_cases": 200, "named_pct": 95.0}
 
 
@@ -20,8 +21,8 @@ def rows(**changes):
             {"kind": "sum", "mapping": "m", "axis": "TP", "ranks": [0, 1], "value": [3.0] * 4, "expected": 3.0},
             {"kind": "phase", "mapping": "m", "phase": "TP", "index": 0, "start_s": 0.0, "time_s": 0.01,
              "wrong": {"TP": 0}},
-            {"kind": "order", "is_swapped": False, "shapes": {"A": [8], "B": [8]}, "values": {"A": [2001.0], "B": [4001.0]}},
-            {"kind": "order", "is_swapped": True, "shapes": {"A": [8], "B": [8]}, "values": {"A": [3001.0], "B": [3001.0]}},
+            {"kind": "order", "is_swapped": False, "values": {"A": [2001.0], "B": [4001.0]}, "shapes": dict(SHAPES)},
+            {"kind": "order", "is_swapped": True, "values": {"A": [3001.0], "B": [3001.0]}, "shapes": dict(SHAPES)},
         ]
         for row in found[-5:]:
             row["rank"] = rank

@@ -235,6 +235,7 @@ def structure(rows: Rows, mappings: Sequence[str], oracles: Sequence[Oracle],
     passed = {oracle.name: oracle.passed for oracle in oracles}
     groups = {mapping: groups_of(rows, mapping) for mapping in mappings}
     ordered, swapped = (order_values(rows, is_swapped=is_swapped) for is_swapped in (False, True))
+    num_ordered, num_swapped = (len(of_kind(rows, "order", is_swapped=is_swapped)) for is_swapped in (False, True))
     sums_pass = passed["first sum of every group is the closed form"] and passed[
         "payload after every timed phase is the closed form"]
     found = {
@@ -243,8 +244,7 @@ def structure(rows: Rows, mappings: Sequence[str], oracles: Sequence[Oracle],
         "oracle": passed["first sum of every group is the closed form"], "oracle_pass": sums_pass,
         "order_setup": order_setup(rows),
         "ordered_result": {name: values[0] for name, values in ordered.items()},
-        "swapped_result": {**{name: values[0] for name, values in swapped.items()}, "hang": len(of_kind(rows, "order", is_swapped=True)) < len(
-            of_kind(rows, "order", is_swapped=False))},
+        "swapped_result": {**{name: values[0] for name, values in swapped.items()}, "hang": num_swapped < num_ordered},
         "swapped_by_rank": swapped, "matching": swapped["A"] == swapped["B"] != ordered["A"],
     }
     if real is not None:
