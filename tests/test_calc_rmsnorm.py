@@ -74,9 +74,38 @@ def test_bytes_for_bandwidth_inverts_the_model(bandwidth, floor, share):
     assert size / time / bandwidth == pytest.approx(share)
 
 
+@given(rows=st.integers(1, 20), hidden=st.integers(1, 20), size=few)
+def test_backward_bytes_element_by_element(rows, hidden, size):
+    """Slow version: x and dy read, dx written; a statistic of 4 bytes a row; weight read and dweight written once."""
+    moved = sum(4 + sum(size + size + size for _ in range(hidden)) for _ in range(rows))
+    moved += sum(size + size for _ in range(hidden))
+    assert rmsnorm.backward_min_bytes(rows=rows, hidden=hidden, bytes_per_element=size) == moved
+
+
+def test_partial_sums_by_hand():
+    """132 programs, 8,192 columns: 4 bytes written and read again, 8.65 MB."""
+    assert rmsnorm.partial_sum_bytes(programs=132, hidden=8192) == 132 * 8192 * 4 * 2 == 8650752
+
+
+@given(rows=st.integers(1, 20), hidden=st.integers(1, 20), size=few)
+def test_two_passes_read_the_inputs_once_more(rows, hidden, size):
+    for way, least, inputs in (
+        ("forward", rmsnorm.min_bytes(rows=rows, hidden=hidden, bytes_in=size), 1),
+        ("backward", rmsnorm.backward_min_bytes(rows=rows, hidden=hidden, bytes_per_element=size), 2),
+    ):
+        again = sum(size for _ in range(inputs) for _ in range(rows) for _ in range(hidden))
+        found = rmsnorm.two_pass_bytes(rows=rows, hidden=hidden, direction=way, bytes_per_element=size)
+        assert found == least + again
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: rmsnorm.backward_min_bytes(rows=0, hidden=1), "rows=0"),
+        (lambda: rmsnorm.backward_min_bytes(rows=1, hidden=1, bytes_per_element=0), "bytes_per_element=0"),
+        (lambda: rmsnorm.partial_sum_bytes(programs=0, hidden=1), "programs=0"),
+        (lambda: rmsnorm.two_pass_bytes(rows=1, hidden=1, direction="both"), "direction='both'"),
+        (lambda: rmsnorm.two_pass_bytes(rows=1, hidden=0, direction="forward"), "hidden=0"),
         (lambda: rmsnorm.min_bytes(rows=0, hidden=1), "rows=0"),
         (lambda: rmsnorm.min_bytes(rows=1, hidden=1, bytes_out=0), "bytes_out=0"),
         (lambda: rmsnorm.min_bytes_bytes_per_s(rows=1, hidden=1, time_s=0), "time_s=0"),

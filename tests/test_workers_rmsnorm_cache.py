@@ -96,6 +96,12 @@ def test_every_part_of_the_key_counts(change):
     assert timer.calls == 2
 
 
+def test_key_is_hashed_whole():
+    """Two keys never share a file: they would overwrite each other."""
+    others = [replace(KEY, **{name: 1 if name in ("hidden", "rows_bucket") else "other"}) for name in asdict(KEY)]
+    assert len({key.file_name() for key in [KEY, *others]}) == 1 + len(others)
+
+
 def good():
     return {"key": asdict(KEY), "config": {"warps": 1}, "ms": {"w1": 1.0}}
 
