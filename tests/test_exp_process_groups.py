@@ -20,7 +20,7 @@ from labkit.records import RecordError, check_run, load_record
 
 TINY = dict(tp=2, pp=1, dp=1, mappings=("tp_local",), payload_mib=0.01, num_timed_steps=2, num_faults=200,
             slow_link_mbit_per_s=200.0, slow_payload_mib=1.0, num_slow_steps=1, num_real_faults=4, fault_steps=2,
-            call_timeout_s=3.0)
+            call_timeout_s=2.0)
 
 
 @pytest.fixture(scope="module")

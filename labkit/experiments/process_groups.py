@@ -243,12 +243,12 @@ def _real_faults(params: Params, folder: Path, outcome: Outcome,
     from labkit.analyze.mesh_results import real_faults
 
     cases, played = mesh_prediction.random_faults(
-        num_cases=params.num_real_faults, num_steps=params.fault_steps, first_seed=1000 * params.seed + 500)
+        num_cases=params.num_real_faults, num_steps=params.fault_steps, first_seed=1000 * params.seed + 504)
     folder.mkdir()
     write_json(folder / "params.json", {
         "cases": [{"schedule": case["schedule"], "members": mesh_prediction.report_members()} for case in cases],
         "call_timeout_s": params.call_timeout_s, "num_at_once": 4,
-        "case_deadline_s": 20 + 4 * params.call_timeout_s})
+        "case_deadline_s": 90 + 4 * params.call_timeout_s})
     outcome.argv.append(launch_worker("order_faults", run_dir=folder, timeout_s=params.timeout_s,
                                       progress=_passer(progress, "faults")).argv)
     return real_faults(folder, cases, played)

@@ -30,16 +30,25 @@ def tensor_value(name: str, rank: int) -> int:
     return zlib.crc32(name.encode()) % 251 * 256 + rank
 
 
+EVERYBODY = "everybody"
+"""Name of one more group, of all ranks: they start together, so that a busy machine costs no deadline."""
+CONNECT_TIMEOUT = timedelta(seconds=60)
+
+
 def play_rank(rank: int, calls: list[dict[str, Any]], members: dict[str, list[int]], *, store_path: Path,
               log_path: Path, timeout_s: float) -> None:
     """Make this rank's groups in the common order, then its calls, blocking, until the end or an error."""
     store = dist.FileStore(str(store_path), -1)  # pyright: ignore[reportPrivateImportUsage]
+    world = sorted({member for ranks in members.values() for member in ranks})
     groups = {}
-    for name, ranks in members.items():
+    for name, ranks in {**members, EVERYBODY: world}.items():
         if rank in ranks:
             groups[name] = dist.ProcessGroupGloo(
                 dist.PrefixStore(name, store),  # pyright: ignore[reportPrivateImportUsage]
-                ranks.index(rank), len(ranks), timedelta(seconds=timeout_s))
+                ranks.index(rank), len(ranks), CONNECT_TIMEOUT)
+    groups[EVERYBODY].barrier().wait()
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta(seconds=timeout_s)
     counts: dict[str, int] = {}
     with open(log_path, "w", encoding="utf-8") as stream:
         def write(**values: Any) -> None:
@@ -51,7 +60,7 @@ def play_rank(rank: int, calls: list[dict[str, Any]], members: dict[str, list[in
             write(event="call", index=index, seq=counts[call["group"]], **call)
             tensor = torch.full(call["shape"], float(tensor_value(call["tensor"], rank)))
             try:
-                groups[call["group"]].allreduce([tensor]).wait()
+                groups[call["group"]].allreduce([tensor], options).wait()
             except RuntimeError as error:
                 write(event="error", index=index, error=str(error).splitlines()[0][:200])
                 return
