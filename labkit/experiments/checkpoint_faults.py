@@ -216,7 +216,7 @@ def _measure(params: Params, run_dir: Path, predicted: Mapping[str, Any], outcom
         _measure_resume(params, run_dir, predicted, outcome, progress, children)
     _measure_faults(params, run_dir, outcome, progress)
     left = [name for name in set(shm_files()) - before if name.startswith(SHM_PREFIXES)]
-    outcome.results["left_behind"] = {"children": children, "shared_memory": left}
+    outcome.results["nothing_left"] = not children and not left
     outcome.oracles.append(checkpoint_oracles.leftover_oracle(children, left))
     outcome.notes.append("checkpoints lay in the file system of the run directory and were removed; MB are 1e6 bytes")
 
