@@ -74,6 +74,11 @@ def test_order_extra_fields_and_line_breaks(line):
     assert (entry["registers"], entry["stack_bytes"], entry["shared_bytes"], entry["local_bytes"]) == (16, 8, 2048, 4)
 
 
+def test_name_and_fields_on_one_line():
+    entry = parse_resource_usage("Resource usage:\n Function k: REG:16 STACK:8 SHARED:2048 LOCAL:4\n")["functions"]["k"]
+    assert (entry["registers"], entry["stack_bytes"], entry["shared_bytes"], entry["local_bytes"]) == (16, 8, 2048, 4)
+
+
 @pytest.mark.parametrize("name", ["_ZN2ns3rmsILi256EEEvPKfPfi", "void ns::rms<256>(float const*, float*, int)",
                                   "operator()", "Function"])  # fmt: skip
 def test_names_as_printed(name):

@@ -16,7 +16,7 @@ from labkit.analyze.kinds import UnreadableInput, clean_text
 RESERVED_SHARED_BYTES = 1024
 """Kept by the driver and counted in SHARED, from compute capability 9.0 on."""
 _FIELDS = {"REG": "registers", "STACK": "stack_bytes", "SHARED": "shared_bytes", "LOCAL": "local_bytes"}
-_FUNCTION = re.compile(r"^\s*Function\s+(?P<name>\S.*?)\s*:?\s*$")
+_FUNCTION = re.compile(r"^\s*Function\s+(?P<name>\S.*?)\s*:?\s*(?P<rest>\b(?:REG|STACK|SHARED|LOCAL)\s*:\s*\d.*)?$")
 _PAIR = re.compile(r"\b([A-Z][A-Z_]*)(?:\[(\d{1,4})\])?\s*[:=]\s*(\d{1,15})\b")
 _ARCH = re.compile(r"^\s*arch\s*=\s*(sm_\d{2,3}[a-z]?)\b")
 _TROUBLE = re.compile(r"^\s*cuobjdump(?:\.exe)?\s+(?:fatal|error|info|warning)\s*:\s*(.+)$")
@@ -52,6 +52,8 @@ def parse_resource_usage(text: str) -> dict[str, Any]:
         elif found := _FUNCTION.match(line):
             current = {"function": clean_text(found["name"]), "arch": arch}
             entries.append(current)
+            if found["rest"]:
+                _add_pairs(current.setdefault("fields", {}), _PAIR.findall(found["rest"]))
         elif found := _TROUBLE.match(line):
             trouble.append(clean_text(found[1].strip())[:300])
         else:
