@@ -341,3 +341,14 @@ def test_predictions_cover_every_cell_and_are_plain():
     known = {analyze.cell_name(c) for c in exp.cells(params) if c["hints"]}
     assert set(plan["registers"]) == set(plan["row_registers"]) == known
     assert plan["must_spill"]["sm_90"]["h16384/w1"] is True and plan["must_spill"]["sm_70"]["h8192/w1"] is False
+
+
+def test_the_ledger_takes_its_structural_claim_from_a_committed_record(tmp_path):
+    from labkit.claims import verify
+    from labkit.paths import RECORDS
+
+    rows = {row.id: row for row in verify(lab=exp.SLUG, roots=[tmp_path, RECORDS], tag="cpu-2c")}
+    assert rows["occ-cuobjdump"].status == "verified" and rows["occ-cuobjdump"].record
+    assert rows["occ-mechanism"].status == "verified" and rows["occ-mechanism"].record
+    assert rows["occ-registers"].seen is None or set(rows["occ-registers"].seen) == set(rows["occ-registers"].expected)
+    assert not [row.id for row in rows.values() if row.status == "differs"]
