@@ -165,6 +165,16 @@ def test_other_files_in_the_folder_are_listed(tmp_path):
     assert found["first_mismatch"]["seq"] == 3 and [text.split(":")[0] for text in found["skipped"]] == ["README.md"]
 
 
+def test_one_dump_in_two_formats_counts_once(tmp_path):
+    for rank, entries in ((0, FULL), (1, SHORT)):
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump(entries)))
+        (tmp_path / f"nccl_trace_rank_{rank}.json").write_text(json.dumps(dump(entries[:1])))
+    found = analyze_flight_recorder([tmp_path])
+    assert found["num_entries"] == {"0": 3, "1": 2} and found["first_mismatch"]["missing_ranks"] == [1]
+    assert sorted(found["skipped"]) == [f"nccl_trace_rank_{rank}.json: the same dump as nccl_trace_rank_{rank}"
+                                        for rank in (0, 1)]
+
+
 def test_paths_and_ranks_that_cannot_be(tmp_path):
     with pytest.raises(UnreadableInput, match="no such file or folder"):
         analyze_flight_recorder([tmp_path / "nowhere"])

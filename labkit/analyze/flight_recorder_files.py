@@ -67,6 +67,13 @@ def read_dumps(paths: Sequence[Path]) -> tuple[dict[int, Dump], list[str]]:
     if not raw:
         why = f" ({skipped[0]})" if skipped else ""
         raise UnreadableInput(f"{_shown(paths)}: no flight-recorder dump{why}, expected a folder of one file a rank")
+    # One dump may lie there as pickle and as JSON: the longer one counts.
+    by_stem: dict[tuple[Path, str], Path] = {}
+    for path in sorted(raw, key=lambda path: len(raw[path].get("entries") or []), reverse=True):
+        first = by_stem.setdefault((path.parent, _stem(path.name)), path)
+        if first != path:
+            skipped.append(f"{path.name}: the same dump as {first.name}")
+            del raw[path]
     ranks = _ranks_of(raw)
     return {ranks[path]: _normal(ranks[path], dump) for path, dump in sorted(raw.items(), key=lambda p: ranks[p[0]])
             }, skipped
