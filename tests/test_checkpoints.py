@@ -7,6 +7,7 @@ import random
 import resource
 import shutil
 import signal
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +23,7 @@ from labkit.checkpoints import (
     begin,
     commit,
     hash_bytes,
+    hash_file,
     newest_good,
     parse_manifest,
     require_good,
@@ -116,7 +118,8 @@ def test_another_world_size_is_refused(tmp_path):
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_is_noticed_and_the_checkpoint_before_is_found(tmp_path, kind, seed):
     rng = random.Random(seed)
-    content = {f"rank{rank:05d}.bin": rng.randbytes(rng.choice([1, 17, 5000, 20000])) for rank in range(rng.randint(1, 5))}
+    content = {f"rank{rank:05d}.bin": rng.randbytes(rng.choice([1, 17, 5000, 20000]))
+               for rank in range(rng.randint(1, 5))}
     algorithm = rng.choice(available_algorithms())
     first, second = (save(tmp_path, step, content, algorithm=algorithm) for step in (1, 2))
     touched = DAMAGE[kind](second, first, rng)
@@ -269,3 +272,14 @@ def test_a_manifest_moved_to_another_step_is_noticed(tmp_path):
     save(tmp_path, 1)
     shutil.copytree(step_dir(tmp_path, 1), step_dir(tmp_path, 2))
     assert kinds(verify(step_dir(tmp_path, 2))) == ["step"]
+
+
+@pytest.mark.parametrize("algorithm", available_algorithms())
+def test_sums_of_long_files_are_those_of_the_whole(tmp_path, algorithm):
+    """Longer than a chunk of the reader, and in pieces on both sides of the writer's overlap and buffer."""
+    data = random.Random(0).randbytes(5 * 2**20 + 3)
+    cuts = [0, 10, 2**20 + 7, 4 * 2**20, len(data)]
+    entry = write_file(tmp_path, "long.bin", lambda s: [s.write(data[a:b]) for a, b in pairwise(cuts)], rank=0,
+                       algorithm=algorithm, durable=False)
+    assert (tmp_path / "long.bin").read_bytes() == data
+    assert entry.digest == hash_bytes(data, algorithm) == hash_file(tmp_path / "long.bin", algorithm)[0]
