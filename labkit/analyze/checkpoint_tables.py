@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from labkit.calc.checkpoint_resume import CONTROLS, REPORTED
 from labkit.records import RunRecord
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ def resume_frame(record: RunRecord) -> pd.DataFrame:
 
     Columns: ranks, control, first_mismatch_step (predicted, for gloo's ring), seen_mismatch_step, reordered_elements
     (predicted: summed in another order), gradient_elements_differing (first resumed step), elements_differing and
-    max_abs_diff (weights at the end), is_bitwise. No step is <NA>: every gradient repeats.
+    max_diff_nano (weights at the end; the largest difference in 1e-9), is_bitwise. No step is <NA>: every gradient
+    repeats.
     """
     import pandas as pd
 
@@ -28,13 +30,18 @@ def resume_frame(record: RunRecord) -> pd.DataFrame:
         "ranks": int(world), "control": control,
         "first_mismatch_step": predicted["first_mismatch"][world][control], "seen_mismatch_step": seen,
         "reordered_elements": predicted["reordered_elements"][world][control],
-        **{name: found[name][control] for name in (
-            "gradient_elements_differing", "elements_differing", "max_abs_diff", "is_bitwise")},
+        **{name: found[name][control] for name in ("gradient_elements_differing", "elements_differing")},
+        "max_diff_nano": found["max_abs_diff"][control] * 1e9, "is_bitwise": found["is_bitwise"][control],
     } for world, found in record.results.get("by_world_size", {}).items()
-        for control, seen in found["first_mismatch"].items()]
+        for control, seen in _in_order(found["first_mismatch"])]
     columns = ["ranks", "control", "first_mismatch_step", "seen_mismatch_step", "reordered_elements",
-               "gradient_elements_differing", "elements_differing", "max_abs_diff", "is_bitwise"]
+               "gradient_elements_differing", "elements_differing", "max_diff_nano", "is_bitwise"]
     return pd.DataFrame(rows, columns=columns).convert_dtypes()
+
+
+def _in_order(by_control: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Items in the order of CONTROLS: a record keeps its keys sorted."""
+    return [(control, by_control[control]) for control in CONTROLS if control in by_control]
 
 
 def cost_frame(record: RunRecord) -> pd.DataFrame:
@@ -91,7 +98,7 @@ def comparison(records: Sequence[RunRecord], *, reported: Mapping[str, Mapping[s
         records: runs, the one of interest first; its prediction is shown.
         reported: result name -> control -> figure of the 8x V100 report.
 
-    Returns: one row a result and case. Columns: result, case, predicted, one column a run (hardware and preset), "8x
+    Returns: one row a result and case, the report's controls only. Columns: result, case, predicted, one column a run (hardware and preset), "8x
         V100 (quoted)". Values are text, since steps, counts and times share a column; "" is unknown. "predicted" is
         derived; a run is measured; the last column is quoted.
     """
@@ -103,21 +110,22 @@ def comparison(records: Sequence[RunRecord], *, reported: Mapping[str, Mapping[s
         columns[f"{label} {record.run_id.split('_')[0]}" if label in columns else label] = _seen(record)
     columns["8x V100 (quoted)"] = {
         (name, f"8 ranks, {control}"): value for name, own in reported.items() for control, value in own.items()}
-    keys = list(dict.fromkeys(key for found in columns.values() for key in found))
+    keys = sorted(dict.fromkeys(key for found in columns.values() for key in found),
+                  key=lambda key: [*_NAMES.values()].index(key[0]) if key[0] in _NAMES.values() else len(_NAMES))
     rows = [{"result": result, "case": case,
              **{name: _text(found[result, case]) if (result, case) in found else "" for name, found in columns.items()}}
             for result, case in keys]
     return pd.DataFrame(rows, columns=["result", "case", *columns])
 
 
-_NAMES = {"first_mismatch": "first_mismatch", "elements_differing": "diff_elements", "max_abs_diff": "max_diff",
-          "is_bitwise": "bitwise"}
+_NAMES = {"first_mismatch": "first_mismatch", "elements_differing": "diff_elements", "max_abs_diff": "max_diff"}
 
 
 def _predicted(record: RunRecord) -> dict[tuple[str, str], Any]:
     values = record.prediction.get("values", {})
     found = {("first_mismatch", f"{world} ranks, {control}"): step
-             for world, own in values.get("first_mismatch", {}).items() for control, step in own.items()}
+             for world, own in values.get("first_mismatch", {}).items() for control, step in _in_order(own)
+             if control in REPORTED}
     found |= {("save cost %", f"{size}, {name}"): cost for size, own in values.get("save_cost_pct", {}).items()
               for name, cost in own.items()}
     return found
@@ -126,8 +134,8 @@ def _predicted(record: RunRecord) -> dict[tuple[str, str], Any]:
 def _seen(record: RunRecord) -> dict[tuple[str, str], Any]:
     results = record.results
     found = {(_NAMES[name], f"{world} ranks, {control}"): value
-             for world, own in results.get("by_world_size", {}).items() for name in _NAMES
-             for control, value in own[name].items()}
+             for name in _NAMES for world, own in results.get("by_world_size", {}).items()
+             for control, value in _in_order(own[name]) if control in REPORTED}
     found |= {("save cost %", f"{size}, {name.removeprefix('protocol ')}"): cost["value"]
               for size, own in results.get("save_cost_pct", {}).items() for name, cost in own.items()}
     for name in ("fault_exit_time", "fault_straggler_time"):

@@ -32,7 +32,7 @@ CONTROLS = checkpoint_resume.CONTROLS
 PLAIN = "single-tensor AdamW"
 """The control that the others change in one setting."""
 REPORTED = {"first_mismatch": "ckpt-first-mismatch", "diff_elements": "ckpt-diff-elements",
-            "max_diff": "ckpt-max-diff", "bitwise": "ckpt-bitwise"}
+            "max_diff": "ckpt-max-diff"}
 """Result -> claim of the report that gives it by control."""
 GPU_ENV = {"NCCL_NVLS_ENABLE": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """NVLink multicast off, as in every lab; a fixed cuBLAS workspace, which deterministic algorithms ask for."""
