@@ -96,11 +96,11 @@ def comparison(records: Sequence[RunRecord], *, reported: Mapping[str, Mapping[s
 
     Args:
         records: runs, the one of interest first; its prediction is shown.
-        reported: result name -> control -> figure of the 8x V100 report.
+        reported: result name -> control, or unit -> figure of the 8x V100 report.
 
-    Returns: one row a result and case, the report's controls only. Columns: result, case, predicted, one column a run (hardware and preset), "8x
-        V100 (quoted)". Values are text, since steps, counts and times share a column; "" is unknown. "predicted" is
-        derived; a run is measured; the last column is quoted.
+    Returns: one row a result and case, of the report's controls only. Columns: result, case, predicted, one column a
+        run (hardware and preset), "8x V100 (quoted)". Values are text, since steps, counts and times share a column;
+        "" is unknown. "predicted" is derived; a run is measured; the last column is quoted.
     """
     import pandas as pd
 
@@ -109,7 +109,8 @@ def comparison(records: Sequence[RunRecord], *, reported: Mapping[str, Mapping[s
         label = f"{record.hardware_tag} {record.preset}"
         columns[f"{label} {record.run_id.split('_')[0]}" if label in columns else label] = _seen(record)
     columns["8x V100 (quoted)"] = {
-        (name, f"8 ranks, {control}"): value for name, own in reported.items() for control, value in own.items()}
+        (name, f"8 ranks, {case}" if case in CONTROLS else case): value
+        for name, own in reported.items() for case, value in own.items()}
     keys = sorted(dict.fromkeys(key for found in columns.values() for key in found),
                   key=lambda key: [*_NAMES.values()].index(key[0]) if key[0] in _NAMES.values() else len(_NAMES))
     rows = [{"result": result, "case": case,

@@ -32,8 +32,9 @@ CONTROLS = checkpoint_resume.CONTROLS
 PLAIN = "single-tensor AdamW"
 """The control that the others change in one setting."""
 REPORTED = {"first_mismatch": "ckpt-first-mismatch", "diff_elements": "ckpt-diff-elements",
-            "max_diff": "ckpt-max-diff"}
-"""Result -> claim of the report that gives it by control."""
+            "max_diff": "ckpt-max-diff", "fault_exit_time": "ckpt-fault-exit-time",
+            "fault_straggler_time": "ckpt-fault-straggler-time"}
+"""Result -> claim of the report that gives it, by control or as one figure in seconds."""
 GPU_ENV = {"NCCL_NVLS_ENABLE": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """NVLink multicast off, as in every lab; a fixed cuBLAS workspace, which deterministic algorithms ask for."""
 ASSUMED = {"write_bytes_per_s": 0.4e9, "hash_bytes_per_s": {"sha256": 1.2e9, "xxh3_128": 1e10}, "manifest_s": 0.015}
@@ -383,10 +384,11 @@ def figures(record: RunRecord) -> dict[str, go.Figure]:
 
 
 def reported() -> dict[str, dict[str, Any]]:
-    """Figures of the 8x V100 report as the ledger has them: result name -> control -> value."""
+    """Figures of the 8x V100 report as the ledger has them: result name -> control, or unit -> value."""
     from labkit.claims import get_claim
 
-    return {result: get_claim(claim).value for result, claim in REPORTED.items()}
+    found = {result: get_claim(claim).value for result, claim in REPORTED.items()}
+    return {result: value if isinstance(value, dict) else {"s": value} for result, value in found.items()}
 
 
 def compare(records: list[RunRecord]) -> pd.DataFrame:
