@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.calc import checkpoint_resume, checkpoint_save
-from labkit.calc.ddp import bucket_sizes_bytes
+from labkit.calc import checkpoint_resume
+from labkit.calc.checkpoint_prediction import checkpoint_prediction
 from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, plain_params
 from labkit.hardware import HardwareProfile
 from labkit.launch.guard import SHM_PREFIXES, shm_files
@@ -37,8 +37,6 @@ REPORTED = {"first_mismatch": "ckpt-first-mismatch", "diff_elements": "ckpt-diff
 """Result -> claim of the report that gives it, by control or as one figure in seconds."""
 GPU_ENV = {"NCCL_NVLS_ENABLE": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """NVLink multicast off, as in every lab; a fixed cuBLAS workspace, which deterministic algorithms ask for."""
-ASSUMED = {"write_bytes_per_s": 0.4e9, "hash_bytes_per_s": {"sha256": 1.2e9, "xxh3_128": 1e10}, "manifest_s": 0.015}
-"""What the cost is predicted with before anything is measured: a synced cloud disk, one core, two small syncs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,37 +134,15 @@ def _require(is_good: bool, name: str, got: Any, expected: str) -> None:
 
 
 def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[str, Any]:
-    """What follows from shapes, the reducer's rules and a ring's order of summation; and a save's cost, if rates hold.
+    """What will come out, by `labkit.calc.checkpoint_prediction`.
 
     Args:
         params: what will be run.
         hardware: not used: disks are not in a GPU's profile.
-
-    Returns: num_parameters, state_bytes; first_mismatch, reordered_elements {world size: {control: value}};
-        rebuilt_buckets_bytes {control: sizes}; save_cost_pct {size: {hash: %}} at the rates in `assumed`;
-        num_files of a checkpoint {world size: n}; miss_rate_bound of the drill.
     """
-    shape = {"hidden": params.hidden, "inner": params.inner}
-    parameters = checkpoint_resume.mlp_parameters(**shape)
-    num_parameters = 2 * params.hidden * params.inner + params.hidden + params.inner
-    return {
-        "num_parameters": num_parameters,
-        "state_bytes": checkpoint_save.adamw_state_bytes(num_parameters=num_parameters),
-        "first_mismatch": {str(world): checkpoint_resume.first_mismatch(
-            world_size=world, save_step=params.save_step, **shape) for world in params.world_sizes},
-        "reordered_elements": {str(world): checkpoint_resume.reordered_elements(world_size=world, **shape)
-                               for world in params.world_sizes},
-        "rebuilt_buckets_bytes": {
-            control: bucket_sizes_bytes(parameters=parameters, bucket_cap_mib=settings.get("bucket_cap_mib"))
-            if settings.get("is_rebuilt", True) else [] for control, settings in CONTROLS.items()},
-        "num_files": {str(world): world + 2 for world in params.world_sizes},
-        "save_cost_pct": {f"{size:g} MB": {name: checkpoint_save.save_cost_pct(
-            state_bytes=size * 1e6, write_bytes_per_s=ASSUMED["write_bytes_per_s"], hash_bytes_per_s=rate,
-            fixed_s=ASSUMED["manifest_s"]) for name, rate in ASSUMED["hash_bytes_per_s"].items()}
-            for size in params.cost_sizes_mb},
-        "assumed": ASSUMED,
-        "miss_rate_bound": checkpoint_save.miss_rate_bound(num_faults=params.num_faults) if params.num_faults else None,
-    }
+    return checkpoint_prediction(
+        world_sizes=params.world_sizes, hidden=params.hidden, inner=params.inner, save_step=params.save_step,
+        sizes_mb=params.cost_sizes_mb, num_faults=params.num_faults)
 
 
 def run(params: Params, *, preset: str = "custom", run_id: str | None = None,
