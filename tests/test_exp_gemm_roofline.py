@@ -91,6 +91,7 @@ def test_prediction_by_hand():
     assert found["mstar_rows"]["gate_up fp8"]["profile"] is None, "no FP8 rate was measured before"
     moved = 2 * (7168 + 7168 * 4096 + 4096)
     assert found["bytes"]["gate_up bf16"]["1"] == moved
+    assert found["bytes"]["gate_up fp8"]["1"] == 7168 + 7168 * 4096 + 2 * 4096, "operands of one byte, BF16 result"
     assert found["time_ms"]["profile"]["gate_up bf16"]["1"] == pytest.approx(2.7e-3 + moved / 4.3e12 * 1e3)
     assert found["time_ms"]["datasheet"]["down fp8"]["4096"] == pytest.approx(
         2.7e-3 + 2 * 4096 * 2048 * 7168 / 1.979e15 * 1e3)

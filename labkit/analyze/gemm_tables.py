@@ -55,7 +55,8 @@ def knee_table(record: RunRecord) -> pd.DataFrame:
 
     Columns: case, mstar_datasheet, mstar_profile, mstar_this_run (rows; None where a ceiling is unknown), knee_rows
     (measured; None with a why), knee_low and knee_high (processes alone), residual_pct (knee over mstar_this_run),
-    crossing_rows and half_double_rows (two other readings of the knee, see `labkit.analyze.gemm.knee`),
+    mstar_achieved (the formula with the rate of the fitted slope and the bandwidth at which few rows read the weight, back
+    to back where that was measured), crossing_rows and half_double_rows (two other readings of the knee, see `labkit.analyze.gemm.knee`),
     knee_in_graph_rows (of calls back to back), flat_gb_per_s (weight bytes over the fitted floor, launch included),
     graph_gb_per_s (the same back to back), steep_tflop_per_s (of the fitted slope), why.
     """
@@ -66,10 +67,16 @@ def knee_table(record: RunRecord) -> pd.DataFrame:
         mstar, size = results["mstar_rows"][case], found[case]
         alone = [value for value in seen["by_process"] if value is not None]
         weight = size.widths["bytes_b"] * size.k * size.n
+        flat_ms = (replayed if replayed.get("flat_ms") else seen).get("flat_ms")
+        achieved = None
+        if flat_ms and seen.get("steep_tflop_per_s"):
+            ridge = seen["steep_tflop_per_s"] * 1e12 / (weight / flat_ms * 1e3)
+            achieved = gemm.critical_rows(n=size.n, k=size.k, ridge_flop_per_byte=ridge, **size.widths)
         rows.append({
             "case": case, **{f"mstar_{name}": mstar.get(name) for name in ("datasheet", "profile", "this_run")},
             "knee_rows": seen["rows"], "knee_low": min(alone, default=None), "knee_high": max(alone, default=None),
             "residual_pct": 100 * (seen["rows"] / mstar["this_run"] - 1) if seen["rows"] else None,
+            "mstar_achieved": achieved,
             "crossing_rows": seen.get("crossing_rows"), "half_double_rows": seen.get("half_double_rows"),
             "knee_in_graph_rows": results["knee_in_graph_rows"].get(case),
             "graph_gb_per_s": weight / replayed["flat_ms"] / 1e6 if replayed.get("flat_ms") else None,

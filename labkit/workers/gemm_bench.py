@@ -67,7 +67,9 @@ def make_ceilings(params: dict[str, Any], clock: Clock, lines: JsonLines) -> Cei
             products[kind] = lambda index, square=square: square.call(side, index)
         except Exception as error:  # a dtype without a product here is a result
             lines.refuse(f"square product {kind}", error)
-    return Ceilings(clock, products, device=device, buffer_bytes=params["buffer_mib"] * 2**20, side=side)
+    found = Ceilings(clock, products, device=device, buffer_bytes=params["buffer_mib"] * 2**20, side=side)
+    found.warm_up()
+    return found
 
 
 def sample_ceilings(ceilings: Ceilings, lines: JsonLines, count: int) -> None:

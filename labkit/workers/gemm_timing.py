@@ -108,6 +108,14 @@ class Ceilings:
             **{f"gemm {kind}": (call, flop) for kind, call in self.products.items()},
         }
 
+    def warm_up(self, *, tiny_calls: int = 100, calls: int = 3) -> None:
+        """Call everything before the first sample: the first launches of a process take the host many times longer."""
+        for name, (call, _) in self.calls().items():
+            for index in range(tiny_calls if name == "floor" else calls):
+                call(index)
+        self.clock.synchronize()
+        self.clock.samples(self.calls()["floor"][0], MAX_SAMPLES - 1)
+
     def sample(self, count: int) -> list[dict[str, object]]:
         """`count` samples of each: [{"what", "work", "ms": [...]}]."""
         return [{"what": name, "work": work, "ms": self.clock.samples(call, count)}
