@@ -91,7 +91,8 @@ def skew(max_mean: Mapping[str, float], step_ms: Mapping[str, Any], expert_ms: M
     base, expert = step_ms["balanced"]["value"], expert_ms["balanced"]["value"]
     line = [base + expert * (ratio - 1) for ratio in x]
     is_told = step_ms[cases[-1]]["p10"] > step_ms["balanced"]["p90"]
-    title = (f"At {x[-1]:.3g} times the mean a step takes {column['value'][-1] / base:.2g} times as long" if is_told else
+    grown = column["value"][-1] / base
+    title = (f"At {x[-1]:.3g} times the mean a step takes {grown:.2g} times as long" if is_told else
              f"Up to {x[-1]:.3g} times the mean no slower step can be told: the ranges overlap")
     fig = figure(title, x="rows of the fullest rank over the mean", y="step, slowest rank (ms)", caption=caption,
                  alt="; ".join(f"{case}: {value:.3g} ms" for case, value in zip(cases, column["value"])))
