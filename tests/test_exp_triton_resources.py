@@ -254,6 +254,14 @@ def test_gpu_run_from_launch_to_figures(gpu_host):
     assert row["target"] == "sm_90" and row["slowdown"] == 2.0 and row["ms_n"] == 4
 
 
+def test_dial_beside_littles_law_by_hand(gpu_host):
+    """One block: 0.008 ms. 32 blocks: 0.002 ms, where the law allows 32 times the rate, but a copy takes 0.0019."""
+    frame = tables.dial_table(exp.run(GPU)).set_index("blocks")
+    assert frame.loc[1, "residual_pct"] == pytest.approx(0)
+    assert frame.loc[32, "little_gb_per_s"] == pytest.approx(1_024_512 / 0.0019 / 1e6)
+    assert frame.loc[32, "residual_pct"] == pytest.approx(100 * (0.0019 / 0.002 - 1))
+
+
 def test_time_if_every_spill_reached_memory_by_hand():
     cells = [cell(), cell(target=80), cell(hints=False, name="bare"), cell(name="h16384/w2", num_warps=2,
              spill_store_bytes=0, spill_load_bytes=0)]  # fmt: skip

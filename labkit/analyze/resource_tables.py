@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from labkit.calc.rmsnorm import elements_per_thread
+from labkit.calc.rmsnorm import elements_per_thread, min_bytes
 from labkit.paths import CLAIMS
 from labkit.records import RunRecord
 
@@ -93,6 +93,30 @@ def bare_table(record: RunRecord) -> pd.DataFrame:
     known, bare = (frame.query(which).filter(items=keys + values) for which in ("hints", "not hints"))
     both = bare.rename(columns={name: f"bare_{name}" for name in values}).merge(known, on=keys)
     return both.filter(items=["target", "cell", *(n for v in values for n in (v, f"bare_{v}"))])
+
+
+def dial_table(record: RunRecord) -> pd.DataFrame:
+    """One machine code at several numbers of resident blocks, beside Little's law.
+
+    Columns: cell, blocks, occupancy_pct, in_flight_kib, ms, gb_per_s with _p10 and _p90, little_gb_per_s (blocks times
+    the rate of one block, at most a copy's rate in the same run), residual_pct (measured over that, minus 1).
+    """
+    results, rows = record.results, []
+    for cell, rates in results["dial_gb_per_s"].items():
+        hidden = int(cell.split("/")[0][1:])
+        copy = min_bytes(rows=record.params["rows"], hidden=hidden) / results["copy_ms"][f"h{hidden}"]["value"] / 1e6
+        for blocks in sorted(rates, key=int):
+            law = min(int(blocks) * rates["1"]["value"], copy) if "1" in rates else None
+            seen = rates[blocks]
+            rows.append({
+                "cell": cell, "blocks": int(blocks), "occupancy_pct": results["dial_occupancy_pct"][cell][blocks],
+                "in_flight_kib": results["dial_in_flight_kib"][cell][blocks],
+                "ms": results["dial_ms"][cell][blocks]["value"], "gb_per_s": seen["value"],
+                "gb_per_s_p10": seen["p10"], "gb_per_s_p90": seen["p90"], "little_gb_per_s": law,
+                "residual_pct": None if law is None else 100 * (seen["value"] / law - 1)})  # fmt: skip
+    order = {cell: (int(cell.split("/")[0][1:]), int(cell.split("/w")[1])) for cell in results["dial_gb_per_s"]}
+    rows.sort(key=lambda row: (*order[row["cell"]], row["blocks"]))
+    return pd.DataFrame(rows)
 
 
 def compiler_table(records: Sequence[RunRecord]) -> pd.DataFrame:
