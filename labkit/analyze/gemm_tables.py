@@ -55,10 +55,11 @@ def knee_table(record: RunRecord) -> pd.DataFrame:
 
     Columns: case, mstar_datasheet, mstar_profile, mstar_this_run (rows; None where a ceiling is unknown), knee_rows
     (measured; None with a why), knee_low and knee_high (processes alone), residual_pct (knee over mstar_this_run),
-    mstar_achieved (the formula with the rate of the fitted slope and the bandwidth at which few rows read the weight, back
-    to back where that was measured), crossing_rows and half_double_rows (two other readings of the knee, see `labkit.analyze.gemm.knee`),
+    mstar_achieved (the formula with the two roofs that products of this shape reach: rate of the slope, bandwidth of
+    few rows; back to back where that was measured), crossing_rows and half_double_rows (two other readings of the knee,
+    see `labkit.analyze.gemm.knee`),
     knee_in_graph_rows (of calls back to back), flat_gb_per_s (weight bytes over the fitted floor, launch included),
-    graph_gb_per_s (the same back to back), steep_tflop_per_s (of the fitted slope), why.
+    graph_gb_per_s and graph_tflop_per_s (both back to back), steep_tflop_per_s (of the fitted slope), why.
     """
     results, found = record.results, cases(record.params["shapes"], record.params["kinds"])
     rows = []
@@ -67,10 +68,10 @@ def knee_table(record: RunRecord) -> pd.DataFrame:
         mstar, size = results["mstar_rows"][case], found[case]
         alone = [value for value in seen["by_process"] if value is not None]
         weight = size.widths["bytes_b"] * size.k * size.n
-        flat_ms = (replayed if replayed.get("flat_ms") else seen).get("flat_ms")
+        reached = replayed if replayed.get("steep_tflop_per_s") else seen
         achieved = None
-        if flat_ms and seen.get("steep_tflop_per_s"):
-            ridge = seen["steep_tflop_per_s"] * 1e12 / (weight / flat_ms * 1e3)
+        if reached.get("flat_ms") and reached.get("steep_tflop_per_s"):
+            ridge = reached["steep_tflop_per_s"] * 1e12 / (weight / reached["flat_ms"] * 1e3)
             achieved = gemm.critical_rows(n=size.n, k=size.k, ridge_flop_per_byte=ridge, **size.widths)
         rows.append({
             "case": case, **{f"mstar_{name}": mstar.get(name) for name in ("datasheet", "profile", "this_run")},
@@ -80,6 +81,7 @@ def knee_table(record: RunRecord) -> pd.DataFrame:
             "crossing_rows": seen.get("crossing_rows"), "half_double_rows": seen.get("half_double_rows"),
             "knee_in_graph_rows": results["knee_in_graph_rows"].get(case),
             "graph_gb_per_s": weight / replayed["flat_ms"] / 1e6 if replayed.get("flat_ms") else None,
+            "graph_tflop_per_s": replayed.get("steep_tflop_per_s"),
             "flat_gb_per_s": weight / seen["flat_ms"] / 1e6 if seen.get("flat_ms") else None,
             "steep_tflop_per_s": seen.get("steep_tflop_per_s"), "why": seen.get("why", ""),
         })  # fmt: skip
