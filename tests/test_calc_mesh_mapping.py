@@ -43,13 +43,15 @@ def test_the_machine_of_the_report():
     top = bit_topology(links=["PIX", "PHB", "SYS"])
     assert (top[0][1], top[2][3], top[0][2], top[1][3], top[0][4], top[3][7], top[5][5]) == (
         "PIX", "PIX", "PHB", "PHB", "SYS", "SYS", "X")
+    assert (top[0][3], top[1][2], top[0][7], top[3][4], top[2][7]) == ("PHB", "PHB", "SYS", "SYS", "SYS")
     assert group_link(group=[0, 1, 2, 3], topology=top, links=LINKS) == "PHB"
 
 
 def test_time_by_hand():
     """Two bytes each way over the slowest pair; four ranks send 2 * 3/4 S; a shared class divides its total."""
     top = bit_topology(links=["PIX", "PHB", "SYS"])
-    assert phase_time_s(groups=[[0, 1], [2, 4]], topology=top, links=LINKS, size_bytes=30) == 10
+    for groups in ([[0, 1], [2, 4]], [[2, 4], [0, 1]]):  # the slowest one counts, wherever it stands
+        assert phase_time_s(groups=groups, topology=top, links=LINKS, size_bytes=30) == 10
     assert phase_time_s(groups=[[0, 1, 2, 3]], topology=top, links=LINKS, size_bytes=40) == 15
     shared = {"SYS": {"bytes_per_s": 3.0, "shared_bytes_per_s": 4.0, "latency_s": 0.5}}
     pairs = [[0, 4], [1, 5], [2, 6], [3, 7]]

@@ -28,7 +28,7 @@ MUTANTS = [
         "test_calc_mesh_mapping::test_the_machine_of_the_report",
     ),
     plant(
-        "first_group_of_a_phase_counts", CALC["mesh_mapping"],
+        "last_group_of_a_phase_counts", CALC["mesh_mapping"],
         "        worst = max(worst, steps", "        worst = max(worst and 0, steps",
         "test_calc_mesh_mapping::test_time_by_hand",
     ),
