@@ -120,7 +120,7 @@ def test_a_lie_fails_its_oracle(rows, lie):
 def test_claims_are_answered_from_what_was_seen(rows):
     found = checkpoint_resume.resume_results(rows["w4"], world_size=4)
     results = checkpoint_resume.claim_results(
-        found, reported=list(CONTROLS)[:5], save_step=2, order=checkpoint_resume.order_results(rows["w4"]),
+        found, reported=list(CONTROLS)[:5], save_step=2, num_steps=4, order=checkpoint_resume.order_results(rows["w4"]),
         told=checkpoint_resume.refused(rows["w4"]))
     assert results["first_mismatch"] == dict(zip(CONTROLS, (3, 3, 3, 3, None)))
     assert results["committed"] == 5
@@ -128,6 +128,7 @@ def test_claims_are_answered_from_what_was_seen(rows):
     assert results["step6_warm"]["bit_identical"] == ["step-3 gradient", "model hashes", "losses", "final parameters"]
     assert results["cause"] is results["semantic_vs_bitwise"] is results["proto_load"] is True
     assert "cuda_rng" not in results["restored"] and results["step1_state"] is True
+    assert results["step_hashes"] is results["oracle_ckpt"] is True
 
 
 def test_a_rank_that_did_not_report_is_an_error(rows):

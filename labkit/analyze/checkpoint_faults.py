@@ -57,7 +57,7 @@ def first_complaint_s(rows: Rows) -> float | None:
 
 
 def job_facts(rows: Rows, log: str, *, world_size: int, wall_s: float, timeout_s: float, rank: int | None,
-              exitcode: int | None) -> dict[str, Any]:
+              exitcode: int | None, had_to_be_ended: bool = False) -> dict[str, Any]:
     """What torchrun, the process group and the ranks' own logs said about a job that was broken.
 
     Args:
@@ -68,11 +68,13 @@ def job_facts(rows: Rows, log: str, *, world_size: int, wall_s: float, timeout_s
         timeout_s: of the process group.
         rank: the rank that the launcher blames.
         exitcode: of that rank.
+        had_to_be_ended: the job did not end by itself before the launcher's deadline.
     """
     found = re.search(r"\b(ChildFailedError)\b", log)
     logs = aligned(rows, world_size=world_size)
     return {
-        "failed": rank is not None or exitcode is not None, "error": found[1] if found else None, "rank": rank,
+        "failed": rank is not None or exitcode is not None or had_to_be_ended,
+        "had_to_be_ended": had_to_be_ended, "error": found[1] if found else None, "rank": rank,
         "exitcode": exitcode, "wall_s": wall_s, "before_timeout": wall_s < timeout_s,
         "after_timeout": wall_s >= timeout_s, "aligned": logs, "missing": logs["missing"],
         "first_error_s": first_complaint_s(rows), "watchdog": watchdog_report(log)}

@@ -60,7 +60,7 @@ def control_result(rows: Rows, control: str, *, world_size: int) -> dict[str, An
                                   for run in ("continuous", "resumed")),
         "save_s": max(row["time_s"] for row in saved), "load_s": resumed[0]["time_s"],
         "has_rebuilt": {"continuous": saved[0]["has_rebuilt_buckets"], "fresh": resumed[0]["has_rebuilt_buckets"]},
-        "rebuilt_bytes": saved[0]["rebuilt_bucket_sizes_bytes"],
+        "rebuilt_bytes": resumed[0]["rebuilt_bucket_sizes_bytes"],
         "num_hash_pairs": [sum("gradient_sha" in s and "model_sha" in s for s in [*runs["before"][0], *runs[run][0]])
                            for run in ("continuous", "resumed")],
         "is_committed": saved[0]["is_committed"], "manifest": _manifest(saved[0], world_size),
@@ -116,7 +116,7 @@ def refused(rows: Rows) -> dict[str, list[str | None]]:
     return found
 
 
-def claim_results(found: Mapping[str, Mapping[str, Any]], *, reported: Sequence[str], save_step: int,
+def claim_results(found: Mapping[str, Mapping[str, Any]], *, reported: Sequence[str], save_step: int, num_steps: int,
                   order: Mapping[str, Mapping[str, int]], told: Mapping[str, Sequence[str | None]]) -> dict[str, Any]:
     """Results by the names that the ledger uses, from the launch whose ranks are enough to tell (three or more).
 
@@ -124,6 +124,7 @@ def claim_results(found: Mapping[str, Mapping[str, Any]], *, reported: Sequence[
         found: `resume_results` of that launch.
         reported: the report's five controls.
         save_step: step of the save.
+        num_steps: of a run.
         order: `order_results`.
         told: `refused`.
     """
@@ -139,6 +140,7 @@ def claim_results(found: Mapping[str, Mapping[str, Any]], *, reported: Sequence[
         ("final parameters", warmed["is_bitwise"])) if is_equal]
     is_first = lambda control: mismatch[control] == save_step + 1  # noqa: E731
     manifests = [own["manifest"] for own in five.values()]
+    has_hashes = all(own["num_hash_pairs"] == [num_steps, num_steps] for own in five.values())
     is_ordered = bool(order) and all(own["equal_in_own_order"] == own["num_elements"] for own in order.values())
     return {
         "params": base["num_elements"],
@@ -163,15 +165,15 @@ def claim_results(found: Mapping[str, Mapping[str, Any]], *, reported: Sequence[
         "step6_warm": {"dummy_backwards": 3, "bit_identical": identical},
         "cause": is_first("single-tensor AdamW") and is_ordered and never is not None and never["is_bitwise"],
         "semantic_vs_bitwise": all(restored.values()) and is_first("single-tensor AdamW"),
-        "step_hashes": all(own["num_hash_pairs"] == [6, 6] for own in five.values()),
+        "step_hashes": has_hashes,
         "proto_rank_files": all(m["rank_parts"] and m["ranks_wrote_their_own"] for m in manifests),
         "proto_verify": all(m["has_all_files"] and m["has_lengths_and_sha256"] for m in manifests),
         "proto_commit": all(own["partial"]["all_told"] and not own["partial"]["has_manifest"]
                             for own in five.values()),
         "proto_load": {"world_size", "flipped byte"} <= told.keys() and all(
             said for of_ranks in told.values() for said in of_ranks),
-        "oracle_ckpt": all(m["has_all_files"] and m["has_lengths_and_sha256"] for m in manifests) and all(
-            own["num_hash_pairs"] == [6, 6] and own["are_replicas_equal"] for own in five.values()),
+        "oracle_ckpt": has_hashes and all(own["are_replicas_equal"] for own in five.values()) and all(
+            m["has_all_files"] and m["has_lengths_and_sha256"] for m in manifests),
     }
 
 

@@ -37,6 +37,8 @@ REPORTED = {"first_mismatch": "ckpt-first-mismatch", "diff_elements": "ckpt-diff
 """Result -> claim of the report that gives it, by control or as one figure in seconds."""
 GPU_ENV = {"NCCL_NVLS_ENABLE": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """NVLink multicast off, as in every lab; a fixed cuBLAS workspace, which deterministic algorithms ask for."""
+NCCL_FAULT_ENV = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+"""Else torch 2.11 reports the timeout, then gathers stack traces, and was seen to stay there for half a minute."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,7 +243,7 @@ def _measure_resume(params: Params, run_dir: Path, predicted: Mapping[str, Any],
             outcome.oracles += checkpoint_oracles.dcp_oracles(outcome.results["dcp_scenarios"], world_size=world)
             if world > 2:
                 outcome.results |= resumed.claim_results(
-                    found[world], reported=list(CONTROLS)[:5], save_step=params.save_step,
+                    found[world], reported=list(CONTROLS)[:5], save_step=params.save_step, num_steps=params.num_steps,
                     order=orders.get(world, {}), told=told)
     costs, outcome.samples = checkpoint_cost.cost_results(timed)
     outcome.results |= {"by_world_size": resumed.by_world_size(found), **costs,
@@ -271,7 +273,7 @@ def _measure_faults(params: Params, run_dir: Path, outcome: Outcome, progress: C
             "fault_straggler_setting": {"rank": rank, "sleep_s": params.straggler_sleep_s,
                                         "timeout_s": params.group_timeout_s},
             "fault_straggler_time": seen["wall_s"], "straggler_logs": seen["aligned"],
-            "straggler_first_error_s": seen["first_error_s"],
+            "straggler_first_error_s": seen["first_error_s"], "straggler_had_to_be_ended": seen["had_to_be_ended"],
             "detect_hang": seen["missing"] == [rank] and seen["after_timeout"]}
         if seen["watchdog"] is not None:  # NCCL only; gloo gives no sequence number
             outcome.results["fault_straggler_seen"] = seen["watchdog"]
@@ -294,7 +296,8 @@ def _broken(params: Params, folder: Path, fault: str, progress: Callable[[str], 
     started, failure = time.perf_counter(), None
     try:
         launch_torchrun("checkpoint_train", run_dir=folder, num_procs=params.fault_world_size, grace_s=5.0,
-                        timeout_s=params.timeout_s, env=GPU_ENV if params.device == "cuda" else None)
+                        timeout_s=min(params.timeout_s, timeout_s + params.straggler_sleep_s + 40),
+                        env={**GPU_ENV, **NCCL_FAULT_ENV} if params.device == "cuda" else None)
     except LaunchError as error:
         failure = error
     if progress is not None:
@@ -302,7 +305,8 @@ def _broken(params: Params, folder: Path, fault: str, progress: Callable[[str], 
     return checkpoint_faults.job_facts(
         read_ranks(folder), (folder / LOG_NAME).read_text(encoding="utf-8", errors="replace"),
         world_size=params.fault_world_size, wall_s=time.perf_counter() - started, timeout_s=timeout_s,
-        rank=failure.rank if failure else None, exitcode=failure.exitcode if failure else None)
+        rank=failure.rank if failure else None, exitcode=failure.exitcode if failure else None,
+        had_to_be_ended=failure is not None and failure.timed_out)
 
 
 def _folder(folder: Path, values: dict[str, Any]) -> Path:

@@ -90,7 +90,10 @@ def run_control(session: Session, params: Mapping[str, Any], control: str, setti
         load_s = time.perf_counter() - started
         loaded = state_digests(fresh)
         again = train(session, fresh, control, "resumed", num_after)
-        session.write("resumed", control=control, time_s=load_s, digests=loaded, **stage,
+        # The reducer's log tells of the rebuild a step or two later: the sizes are those of the run that went on.
+        session.write("resumed", control=control, time_s=load_s, digests=loaded,
+                      has_rebuilt_buckets=stage["has_rebuilt_buckets"],
+                      rebuilt_bucket_sizes_bytes=reducer_stage(job.ddp)["rebuilt_bucket_sizes_bytes"],
                       **difference(job, fresh), gradient_elements_differing=count_differing(kept, again),
                       final_model_sha={"continuous": digest(list(job.model.parameters())),
                                        "resumed": digest(list(fresh.model.parameters()))})
