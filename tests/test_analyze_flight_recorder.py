@@ -51,6 +51,13 @@ def test_host_names_with_digits_in_front_of_the_rank(tmp_path):
     assert KINDS["flight_recorder_dir"]([tmp_path])["first_mismatch"]["missing_ranks"] == [1]
 
 
+def test_host_numbers_that_could_be_ranks(tmp_path):
+    """The host called node1 runs rank 0, node0 runs rank 1: the number at the end counts."""
+    for host, rank, entries in (("node1", 0, FULL), ("node0", 1, SHORT)):
+        (tmp_path / f"nccl_trace_rank_{host}_{rank}").write_bytes(pickle.dumps(dump(entries)))
+    assert analyze_flight_recorder([tmp_path])["first_mismatch"]["missing_ranks"] == [1]
+
+
 def test_equal_logs_have_no_mismatch(tmp_path):
     found = folder(tmp_path, {rank: dump([entry(1), entry(2)]) for rank in (0, 1)})
     assert found["first_mismatch"] is None and found["mismatches"] == [] and found["incomplete"] == []

@@ -122,7 +122,7 @@ MUTANTS = [
     plant(
         "first_number_in_the_name_is_the_rank", FILES,
         'lambda stem: re.search(r"(\\d+)$", stem),', 'lambda stem: re.search(r"(\\d+)", stem),',
-        "test_analyze_flight_recorder::test_host_names_with_digits_in_front_of_the_rank",
+        "test_analyze_flight_recorder::test_host_numbers_that_could_be_ranks",
     ),
     plant(
         "a_pickle_may_call_anything", FILES,
