@@ -76,11 +76,12 @@ def choose(*, rows: int, hidden: int, elem_bytes: int, is_aligned: bool, num_sms
     vector = VECTOR_BYTES // elem_bytes
     if not is_aligned and vector <= hidden <= 16384 and rows >= 8 * num_sms:
         whole = triton.next_power_of_2(hidden // vector * vector)
-        # Few warps, and far more programs than fit, each with few rows: 93 % of copy_ at 4,095 columns and 90 % at 769.
-        # As many programs as fit, which walk all rows, reach 89 and 88 %: multiprocessors are not served alike.
-        warps = min(16, max(1, whole // (32 * 4 * vector)))
-        return Config("shifted", whole, num_warps=warps, per_sm=64, group=vector if warps > 1 else 0, evict_x="",
-                      evict_y="")  # fmt: skip
+        # Few warps, three tiles in flight, and far more programs than fit, each with few rows: 95 % of copy_ at 4,095
+        # columns and 93 % at 769. As many programs as fit, which walk all rows, reach 89 and 88 %: a multiprocessor
+        # that is served more slowly than the rest then decides.
+        warps = min(16, max(1, whole // (32 * vector * (4 if whole >= 2048 else 2))))
+        return Config("shifted", whole, num_warps=warps, stages=3, per_sm=max(16, 512 // warps), group=vector,
+                      evict_x="", evict_y="")  # fmt: skip
     if block <= 1024:
         # Two rows of 768 a program, no cache hints: 99.6 % of copy_ at 131,072 rows; one hint costs up to 3 %.
         return Config("tile", block, rows=2, num_warps=2, late_w=True, evict_x="", evict_y="")
