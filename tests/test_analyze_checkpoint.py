@@ -15,13 +15,12 @@ from labkit.checkpoints import begin, commit, seal, step_dir, write_file
 from labkit.experiments import checkpoint_faults as exp
 
 DATA = Path(__file__).parent / "data" / "checkpoint_ranks"
-PARAMS = exp.Params(hidden=64, inner=128, batch=8, num_steps=4, save_step=2, world_sizes=(4,), num_faults=15)
-PREDICTED = exp.predict(PARAMS)
+PREDICTED = exp.predict(exp.Params(world_sizes=(4,), num_faults=15))
 
 
 @pytest.fixture(scope="module")
 def recorded():
-    """Rows of four gloo ranks (a small model), of the kills and of the drill, as a run left them."""
+    """Rows of four gloo ranks, of the kills and of the drill, as runs left them."""
     return {name: read_ranks(DATA / name) for name in ("w4", "kills", "drill")}
 
 
@@ -36,7 +35,7 @@ def oracles_of(rows):
     kills = checkpoint_faults.kill_results(rows["kills"])
     drill = checkpoint_faults.drill_results(rows["drill"])
     return {o.name: o for o in [
-        *checkpoint_oracles.resume_oracles(found, PREDICTED, save_step=2, num_steps=4, batch=8, is_order_known=True),
+        *checkpoint_oracles.resume_oracles(found, PREDICTED, save_step=3, num_steps=6, batch=32, is_order_known=True),
         *checkpoint_oracles.order_oracle({4: checkpoint_resume.order_results(rows["w4"])}, is_required=True),
         checkpoint_oracles.refusal_oracle(checkpoint_resume.refused(rows["w4"]), world_size=4),
         *checkpoint_oracles.dcp_oracles(checkpoint_faults.dcp_results(rows["w4"]), world_size=4),
@@ -60,11 +59,11 @@ AFTER_KILLS = "after each kill, full disk and straggler the right step is the ne
 LIES = {
     "a generator that was not restored": (lambda r: pick(r["w4"], "resumed", control=PLAIN, rank=2)["digests"].update(
         data_generator="0"), "state after the load equals the state at the save"),
-    "a repeated batch": (lambda r: pick(r["w4"], "step", control=PLAIN, run="resumed", rank=3, step=3).update(
+    "a repeated batch": (lambda r: pick(r["w4"], "step", control=PLAIN, run="resumed", rank=3, step=4).update(
         batch_sha="0"), "no sample was lost or repeated"),
-    "a cursor that stood still": (lambda r: pick(r["w4"], "step", control=PLAIN, run="resumed", rank=1, step=4).update(
-        cursor=24), "no sample was lost or repeated"),
-    "another forward pass": (lambda r: pick(r["w4"], "step", control=PLAIN, run="resumed", rank=0, step=3).update(
+    "a cursor that stood still": (lambda r: pick(r["w4"], "step", control=PLAIN, run="resumed", rank=1, step=5).update(
+        cursor=96), "no sample was lost or repeated"),
+    "another forward pass": (lambda r: pick(r["w4"], "step", control=PLAIN, run="resumed", rank=0, step=4).update(
         loss=1.0), "the first resumed loss repeats bit by bit"),
     "replicas that parted": (lambda r: pick(r["w4"], "resumed", control=PLAIN, rank=3)["final_model_sha"].update(
         resumed="0"), "replicas are equal on all ranks"),
@@ -78,12 +77,12 @@ LIES = {
         lambda r: pick(r["w4"], "saved", control=PLAIN, rank=0)["parts"]["rank00001.pt"].remove("cpu_rng"),
         "every save is committed, with every file in its manifest"),
     "a warmed reducer that differs": (
-        lambda r: pick(r["w4"], "step", control="reducer warmed 3x", run="resumed", rank=0, step=3).update(
+        lambda r: pick(r["w4"], "step", control="reducer warmed 3x", run="resumed", rank=0, step=4).update(
             gradient_sha="0"), "the first gradient that differs is the predicted one"),
     "more differ than were reordered": (
         lambda r: pick(r["w4"], "resumed", control="buckets never rebuilt", rank=0).update(
             gradient_elements_differing=1), "no more elements differ than are summed in another order"),
-    "one element in another order": (lambda r: pick(r["w4"], "order", stage="later").update(equal_in_own_order=16575),
+    "one element in another order": (lambda r: pick(r["w4"], "order", stage="later").update(equal_in_own_order=4197375),
                                      "every reduced gradient element is the sum in the predicted order"),
     "a flipped byte that was loaded": (lambda r: pick(r["w4"], "refused", fault="flipped byte", rank=1).update(
         error=None), "a flipped byte and another world size are refused on every rank"),
@@ -120,12 +119,12 @@ def test_a_lie_fails_its_oracle(rows, lie):
 def test_claims_are_answered_from_what_was_seen(rows):
     found = checkpoint_resume.resume_results(rows["w4"], world_size=4)
     results = checkpoint_resume.claim_results(
-        found, reported=list(CONTROLS)[:5], save_step=2, num_steps=4, order=checkpoint_resume.order_results(rows["w4"]),
+        found, reported=list(CONTROLS)[:5], save_step=3, num_steps=6, order=checkpoint_resume.order_results(rows["w4"]),
         told=checkpoint_resume.refused(rows["w4"]))
-    assert results["first_mismatch"] == dict(zip(CONTROLS, (3, 3, 3, 3, None)))
+    assert results["first_mismatch"] == dict(zip(CONTROLS, (4, 4, 4, 4, None)))
     assert results["committed"] == 5
     assert results["partial_not_committed"] == {"skipping_rank": 3, "groups": 5, "manifests": 0}
-    assert results["step6_warm"]["bit_identical"] == ["step-3 gradient", "model hashes", "losses", "final parameters"]
+    assert results["step6_warm"]["bit_identical"] == ["step-4 gradient", "model hashes", "losses", "final parameters"]
     assert results["cause"] is results["semantic_vs_bitwise"] is results["proto_load"] is True
     assert "cuda_rng" not in results["restored"] and results["step1_state"] is True
     assert results["step_hashes"] is results["oracle_ckpt"] is True
