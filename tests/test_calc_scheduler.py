@@ -1,12 +1,15 @@
 """The scheduler model: the report's counters, invariants on random loads, and rules seen one at a time."""
 
+import json
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.calc.scheduler import BlockPool, Job, Scheduler, SchedulerConfig, largest_concurrency, simulate
+from tests.engine_loads import engines
 
 
 def prompts(count, length, seed=0):
@@ -136,3 +139,27 @@ def test_largest_concurrency_is_quiet_and_one_more_is_not():
 def test_what_no_engine_takes_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+ENGINE = json.loads((Path(__file__).parent / "data" / "engine_grid" / "rows.json").read_text(encoding="utf-8"))
+SAME = {"prefix_cache_queries": "query_tokens", "prefix_cache_hits": "hit_tokens", "num_preemptions": "preemptions",
+        "num_steps": "num_steps", "peak_kv_usage": "peak_kv_usage", "peak_running": "peak_running"}
+
+
+def test_the_recorded_loads_meet_what_they_are_for():
+    rows = [row for seed in ENGINE["seeds"].values() for row in seed]
+    assert sum(row["num_preemptions"] for row in rows) >= 20 and sum(row["prefix_cache_hits"] for row in rows) > 10**4
+
+
+@pytest.mark.parametrize("seed", ENGINE["seeds"])
+def test_the_real_engine_counted_the_same(seed):
+    """Every counter of every load: 90 loads, among them preemptions, evictions, salts and chunked prompts."""
+    rows, asked = ENGINE["seeds"][seed], engines(int(seed))
+    assert len(rows) == 30
+    for row in rows:
+        if row["load"] == 0:  # an engine's loads follow each other and share its cache
+            engine = Scheduler(SchedulerConfig(**asked[row["engine"]]["settings"]))
+        jobs = [Job(prompt_ids=tuple(job["prompt_ids"]), output_tokens=job["output_tokens"], salt=job["salt"])
+                for job in asked[row["engine"]]["loads"][row["load"]]]
+        seen = simulate(jobs, engine.config, scheduler=engine)
+        assert {name: row[name] for name in SAME} == pytest.approx({name: seen[ours] for name, ours in SAME.items()})
