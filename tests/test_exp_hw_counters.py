@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from labkit.analyze.hw_counters import METRICS, calls_of, one_call, parts, split
-from labkit.analyze.hw_counters_oracles import replay
+from labkit.analyze.hw_counters_oracles import gpu_oracles, replay
 from labkit.analyze.hw_counters_plan import workloads
 from labkit.analyze.hw_counters_results import values_of
 from labkit.experiments import hw_counters as exp
@@ -122,6 +122,9 @@ def test_a_run_by_rule_passes_every_oracle(gpu):
     assert "copy again 8192x8192" not in results["retained_write_bytes"]
     assert results["retained_pct_of_l2"]["copy 8192x8192"] == pytest.approx(40)
     assert results["lookups_per_access"]["copy 8192x8192"] == 1.5
+    counted = 2 * 134217728 - 25165824
+    assert results["dram_over_min_bytes"]["copy 8192x8192"] == counted / (2 * 134217728)
+    assert results["dram_gb_per_s"]["copy 8192x8192"] == pytest.approx(counted / (2000 + 2 * 134217728 // 4000))
     assert results["tensor_flop_over_needed"] == {"gemm 4096x4096x7168": 1, "gemm 1x4096x7168": 1}
     assert results["kernels_per_call"].get("memcpy 8192x8192") is None
     assert results["rule_occupancy_pct"]["report w4 8192x8192"] == 25.0
@@ -186,6 +189,15 @@ def test_each_planted_fault_fails_its_oracle(gpu, name):
     assert record.status == "failed" and oracle in failed(record)
     with pytest.raises(RecordError, match="expected"):
         exp.check(record)
+
+
+def test_no_oracle_passes_on_nothing(gpu):
+    """Every oracle of a run without a single number fails: none may hold because there is nothing to compare."""
+    record = gpu()
+    plan = workloads(record.params)
+    kept = {"device": record.results["device"], "datasheet_gb_per_s": 4800.0, "dram_read_bytes": {},
+            "registers": {}}  # fmt: skip
+    assert not [oracle.name for oracle in gpu_oracles(kept, plan, []) if oracle.passed]
 
 
 def test_a_failed_check_of_the_worker_fails_the_run(gpu):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.analyze.hw_counters import GROUPS, lines_of
-from labkit.analyze.hw_counters_results import Plan, collect
+from labkit.analyze.hw_counters_results import COLD, Plan, collect
 from labkit.records import Oracle, RunRecord
 
 SLACK = 0.03
@@ -79,6 +79,7 @@ def _capacity(results: Mapping[str, Any], plan: Plan) -> Oracle:
         writes_more = plan[name]["op"] == "gemm" or spills.get(name, 0) > 0 or results["registers"].get(name) == 255
         if value < least and not writes_more:
             wrong[name] = value
+    wrong = wrong if kept else {"compared": 0.0}
     most = max(kept.values(), default=0.0)
     return _oracle("written bytes that memory did not see fit in L2", f"between 0 and {l2} bytes", wrong,
                    f"{len(kept)} workloads, at most {most:.0f} bytes", "cold calls; conservation of bytes")
@@ -88,6 +89,7 @@ def _reads(results: Mapping[str, Any], plan: Plan) -> Oracle:
     """A cold kernel must fetch every byte that it reads at least once. The minimum is a lower bound, not a guess."""
     read = _medians(results, "dram_read_bytes")
     wrong = {name: read[name] for name in read if read[name] < (1 - SLACK) * plan[name]["read_bytes"]}
+    wrong = wrong if read else {"compared": 0.0}
     ratios = [read[name] / plan[name]["read_bytes"] for name in read]
     return _oracle("a cold kernel reads at least its minimum from memory", "ratio of at least 1", wrong,
                    f"{min(ratios, default=0):.3f} to {max(ratios, default=0):.3f}", f"within {SLACK:.0%}")
@@ -153,7 +155,7 @@ def _bandwidth(results: Mapping[str, Any]) -> Oracle | None:
     if sheet is None:
         return None
     rates = results.get("dram_gb_per_s", {})
-    wrong = {name: rate for name, rate in rates.items() if rate > sheet}
+    wrong = {name: rate for name, rate in rates.items() if rate > sheet} if rates else {"compared": 0}
     return _oracle("counted bytes over time stay below the datasheet", f"at most {sheet:.0f} GB/s", wrong,
                    f"at most {max(rates.values(), default=0):.0f} GB/s", "cold calls under the tool")
 
@@ -167,9 +169,12 @@ def replay(record: RunRecord, run_dir: Path, plan: Plan) -> list[Oracle]:
         plan: its workloads.
     """
     again = json.loads(json.dumps(collect(run_dir, plan)[0]))
-    odd = sorted(name for name in again if record.results.get(name) != again[name])
+    # A record may lack what a later version derives; what it has must come out, and every counter must be among it.
+    odd = sorted(name for name in again if name in record.results and record.results[name] != again[name])
+    odd += sorted(name for name in COLD if name in again and name not in record.results)
+    compared = sum(name in record.results for name in again)
     found = [_oracle("recorded: the results follow from the table", "equal, every one", odd,
-                     f"{len(again)} results equal", "parsed, cut at the markers and summed again")]  # fmt: skip
+                     f"{compared} results equal", "parsed, cut at the markers and summed again")]  # fmt: skip
     sheet = record.results.get("datasheet_gb_per_s")
     for oracle in gpu_oracles({**again, "datasheet_gb_per_s": sheet}, plan, lines_of(run_dir, "check")):
         found.append(replace(oracle, name=f"recorded: {oracle.name}"))

@@ -128,6 +128,8 @@ def derived(found: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
         written, spec = found["dram_write_bytes"][workload]["value"], plan[workload]
         passes = spec.get("passes", 1)
         total, smallest = read["value"] + written, passes * (spec["read_bytes"] + spec["write_bytes"])
+        out["dram_gb_per_s"][workload] = total / found["ncu_time_us"][workload]["value"] / 1e3
+        out["dram_over_min_bytes"][workload] = total / smallest
         out["passes_seen_by_memory"][workload] = read["value"] / spec["read_bytes"]
         if passes == 1:  # else a line may be written again before it leaves, and the difference says nothing
             out["retained_write_bytes"][workload] = spec["write_bytes"] - written

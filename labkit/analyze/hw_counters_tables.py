@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from labkit.analyze.hw_counters_plan import MEASURED_AS, workloads
+from labkit.analyze.hw_counters_results import derived
 from labkit.records import RunRecord
 
 COLUMNS = {
@@ -49,8 +50,9 @@ def kernel_table(record: RunRecord) -> pd.DataFrame:
 
     Columns: workload, op, passes, kernels (per call), min_mb, those of COLUMNS (MB, us, GB/s, percent), top_stall.
     """
-    results, rows = record.results, []
-    for name, spec in workloads(record.params).items():
+    plan, rows = workloads(record.params), []
+    results = {**derived(record.results, plan), **record.results}  # a record may lack what a later version derives
+    for name, spec in plan.items():
         passes = spec.get("passes", 1)
         row: dict[str, Any] = {"workload": name, "op": spec["op"], "passes": passes,
                                "kernels": results.get("kernels_per_call", {}).get(name, 0),
