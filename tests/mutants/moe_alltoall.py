@@ -6,7 +6,7 @@ ROUTING, LAYER, WORKER, DEDUP = (
 RESULTS, ORACLES, SLICE = (
     "labkit/analyze/moe_results.py", "labkit/analyze/moe_oracles.py", "labkit/experiments/moe_alltoall.py")
 TWO_RANKS = "test_exp_moe_alltoall::test_two_ranks_pass_every_oracle"
-NOTICES = "test_exp_moe_alltoall::test_each_oracle_notices_its_error"
+NOTICES = "test_analyze_moe::test_one_wrong_number_fails_one_check"
 
 
 def plant(name, file, old, new, *tests):
