@@ -77,3 +77,23 @@ def test_worker_and_player_fill_tensors_alike(name):
     """Written twice, because workers import no formulas: they must not drift apart."""
     for rank in range(8):
         assert order_faults.tensor_value(name, rank) == collective_schedule.tensor_value(name, rank) < 2**24 / 8
+
+
+def test_combine_undoes_dispatch_with_the_splits_exchanged(monkeypatch):
+    """One rank that talks to itself: four rows out in the order of their destinations, back in their own."""
+    calls = []
+
+    def exchange(out, rows, *, output_split_sizes, input_split_sizes):
+        assert len(out) == sum(output_split_sizes) and len(rows) == sum(input_split_sizes)
+        calls.append((output_split_sizes, input_split_sizes))
+        out.copy_(rows[: len(out)] if len(out) <= len(rows) else torch.cat([rows, rows])[: len(out)])
+
+    monkeypatch.setattr(moe_layer.dist, "all_to_all_single", exchange)
+    route, rows = Route(torch.tensor([2, 0, 3, 1]), [4]), torch.tensor([10.0, 11.0, 12.0, 13.0])
+    arrived = moe_layer.dispatch(rows, route, [4])
+    assert arrived.tolist() == [12.0, 10.0, 13.0, 11.0]
+    assert torch.equal(moe_layer.combine(arrived, route, [4]), rows)
+    calls.clear()
+    moe_layer.dispatch(rows, route, [6])
+    moe_layer.combine(torch.zeros(6), route, [6])
+    assert calls == [([6], [4]), ([4], [6])]
