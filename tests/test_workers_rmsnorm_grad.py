@@ -91,6 +91,25 @@ def test_every_row_length_has_a_setting_that_holds_it(hidden, elem_bytes):
     assert all(c.label() for c in search.grad_candidates(hidden))
 
 
+def test_a_gpu_with_less_shared_memory_falls_back(monkeypatch):
+    """The rule's setting asks for more shared memory than there is: one tile at a time, and the same call succeeds."""
+    from triton.runtime.errors import OutOfResources
+
+    tried = []
+
+    def run(config, *args, **more):
+        tried.append((config.stages, config.keep_w))
+        if config.stages > 1:
+            raise OutOfResources(196608, 101376, "shared memory")
+
+    monkeypatch.setattr(rmsnorm_grad, "run_grad", run)
+    x, w, rstd = torch.zeros(3, 16384).bfloat16(), torch.ones(16384).bfloat16(), torch.ones(3)
+    rmsnorm_grad.rmsnorm_backward(x, x, w, rstd)
+    assert tried == [(3, False), (1, True)]
+    with pytest.raises(OutOfResources):  # a setting that was asked for by name is not exchanged
+        rmsnorm_grad.rmsnorm_backward(x, x, w, rstd, config=rmsnorm_grad.GradConfig("grad", 16384, 16, stages=2))
+
+
 @pytest.mark.parametrize("rows", [1, 7, 8, 100, 8192, 131072])
 @pytest.mark.parametrize(("multiple", "group"), [(1, 0), (1, 1), (8, 0), (8, 8), (1, 4)])
 def test_every_row_belongs_to_one_program(rows, multiple, group):
