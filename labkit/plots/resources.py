@@ -33,7 +33,8 @@ def registers(frame: pd.DataFrame, *, source: str) -> go.Figure:
     )  # fmt: skip
     for index, target in enumerate(full):
         part = frame.query("target == @target").sort_values(["elements", "hidden"])
-        fig.add_trace(measured(part["elements"].tolist(), part["registers"].tolist(), name=target, index=index))
+        trace = measured(part["elements"].tolist(), part["registers"].tolist(), name=target, index=index)
+        fig.add_trace(trace.update(mode="markers"))  # one share of a row comes from several row lengths
     first = frame.query("target == @full[0]").sort_values(["elements", "hidden"])
     plan = first.drop_duplicates("elements")
     fig.add_trace(predicted(plan["elements"].tolist(), plan["predicted_registers"].tolist()))
@@ -90,7 +91,7 @@ def times(frame: pd.DataFrame, *, source: str) -> go.Figure:
         trace = measured(part["occupancy_pct"].tolist(), middle, name=f"hidden {hidden}", low=low, high=high,
                          index=index)  # fmt: skip
         warps = [f"{warps} warps" for warps in part["num_warps"]]
-        fig.add_trace(trace.update(text=warps, hovertemplate="%{text}: %{x:.4g} %, %{y:.4g} GB/s"))
+        fig.add_trace(trace.update(text=warps, mode="markers", hovertemplate="%{text}: %{x:.4g} %, %{y:.4g} GB/s"))
     fig.update_yaxes(rangemode="tozero")
     return fig
 
@@ -103,14 +104,17 @@ def dial(results: Mapping[str, Any], *, source: str) -> go.Figure:
         source: hardware, run and date, for the caption.
     """
     fig = figure(
-        "The same code at fewer resident blocks: rows in flight decide", x="rows in flight on an SM (KiB)",
+        "The same code: more blocks help until the memory is busy", x="rows in flight on an SM (KiB)",
         y="minimum bytes / time (GB/s)", log_x=True, height=440,
         caption=f"Unused shared memory keeps blocks out. Median and p10 to p90. {source}.",
         alt="Line chart of the rate against the bytes in flight per SM: it rises steeply, then is flat.",
     )  # fmt: skip
     ticks: set[float] = set()
-    for index, (cell, rates) in enumerate(results["dial_gb_per_s"].items()):
-        blocks = sorted(rates, key=int)
+    # Two settings make no curve; a record's JSON is in alphabetical order, where 16384 comes before 4096.
+    found = {cell: rates for cell, rates in results["dial_gb_per_s"].items() if len(rates) > 2}
+    found = found or dict(results["dial_gb_per_s"])
+    for index, cell in enumerate(sorted(found, key=lambda name: [int(part[1:]) for part in name.split("/")])):
+        rates, blocks = found[cell], sorted(found[cell], key=int)
         at = [results["dial_in_flight_kib"][cell][b] for b in blocks]
         ticks |= set(at)
         trace = measured(at, [rates[b]["value"] for b in blocks], name=cell, low=[rates[b]["p10"] for b in blocks],
