@@ -17,8 +17,9 @@ def points_table(record: RunRecord) -> pd.DataFrame:
 
     Columns: case, kind, rows, intensity_flop_per_byte, bound (`memory` or `compute` by this run's ceilings),
     predicted_us (by the ceilings measured before the sweep), datasheet_us, p50_us, p10_us, p90_us, p99_us (None below
-    100 samples), n, residual_pct (against predicted_us), gb_per_s and tflop_per_s (least bytes and FLOP over the
-    median), graph_us (back to back in a replayed graph), warm_us, kernel.
+    100 samples), n, residual_pct (against predicted_us), own_residual_pct (against the ceilings measured during the
+    sweep), gb_per_s and tflop_per_s (least bytes and FLOP over the median), graph_us (back to back in a replayed
+    graph), warm_us, kernel.
     """
     results, found = record.results, cases(record.params["shapes"], record.params["kinds"])
     predicted = results["predicted_ms"]
@@ -38,6 +39,7 @@ def points_table(record: RunRecord) -> pd.DataFrame:
                 "p50_us": _us(seen["value"]), "p10_us": _us(seen["p10"]), "p90_us": _us(seen["p90"]),
                 "p99_us": _us(results["p99_ms"][case].get(str(m))), "n": seen["n"],
                 "residual_pct": results["residual_pct"].get("this_machine", {}).get(case, {}).get(str(m)),
+                "own_residual_pct": results["residual_pct"]["this_run"].get(case, {}).get(str(m)),
                 "gb_per_s": moved / seen["value"] / 1e6, "tflop_per_s": flop / seen["value"] / 1e9,
                 "graph_us": _us(results["graph_ms"].get(case, {}).get(str(m), {}).get("value")),
                 "warm_us": _us(results["warm_ms"].get(case, {}).get(str(m), {}).get("value")),

@@ -124,11 +124,11 @@ def residuals(frame: pd.DataFrame, *, source: str) -> go.Figure:
     """
     fig = figure(
         "What floor, bytes and FLOP leave unexplained", x="rows M", y="measured / predicted - 1 (%)", log_x=True,
-        height=440, caption=f"Predicted by ceilings measured before the sweep. {source}.",
+        height=440, caption=f"Predicted by the ceilings of the same run. {source}.",
         alt="Line chart of the prediction's residual against rows.",
     )  # fmt: skip
-    for index, (case, seen) in enumerate(frame.dropna(subset=["residual_pct"]).groupby("case", sort=False)):
-        fig.add_trace(measured(seen["rows"].tolist(), seen["residual_pct"].tolist(), name=str(case), index=index))
+    for index, (case, seen) in enumerate(frame.dropna(subset=["own_residual_pct"]).groupby("case", sort=False)):
+        fig.add_trace(measured(seen["rows"].tolist(), seen["own_residual_pct"].tolist(), name=str(case), index=index))
     return ceiling(fig, 0.0, label="as predicted")
 
 
