@@ -152,6 +152,17 @@ def test_oracles_notice(tmp_path, name, lines):
     assert not judged(tmp_path, lines)[name].passed
 
 
+def test_a_ceiling_that_a_busy_machine_lowered_is_not_taken_for_the_roof(tmp_path):
+    """Half the bandwidth in the sweep's own ceilings, the right one before it: the times are not too good."""
+
+    def lines(process):
+        return [{**line, "ms": [2 * ms for ms in line["ms"]]} if line["kind"] == "ceiling" else line
+                for line in sweep_lines(process)]  # fmt: skip
+
+    oracle = judged(tmp_path, lines)["not_above_the_roof"]
+    assert oracle.passed and oracle.seen == pytest.approx(1.0, abs=0.3) and oracle.expected == "at least 0.50"
+
+
 def test_a_point_left_out_or_refused_is_accounted_for(tmp_path):
     def lines(process):
         out = [line for line in sweep_lines(process) if not (line.get("rows") == 2048 and line.get("mode") == "cold")]
