@@ -129,9 +129,9 @@ def bandwidth(frame: pd.DataFrame, *, source: str, datasheet_gb_per_s: float | N
     frame = _rows(frame, (frame.op != "gemm") & both).sort_values("min_mb", kind="stable")
     names = frame["workload"].tolist()
     fig = figure(
-        "Counted bytes over time are less than the bytes that the kernel delivered", x="kernel, by bytes", y="GB/s",
+        "Bytes of the work over time, and bytes that memory saw over time, differ", x="kernel, by bytes", y="GB/s",
         height=460, caption=f"Single calls after the caches were emptied. {source}.",
-        alt="Two markers a kernel: effective bandwidth above, bandwidth by the memory's counters below.",
+        alt="Two markers a kernel. Counted is below least for streams, and above it where F.rms_norm reads twice.",
     )  # fmt: skip
     fig.add_trace(measured(names, frame.effective_gb_per_s.tolist(), name="least bytes / time", index=0))
     fig.add_trace(measured(names, frame.dram_gb_per_s.tolist(), name="counted bytes / time under ncu", index=1))
