@@ -92,7 +92,8 @@ LIES = {
         named=["__0_0.distcp"]), "verification names the files that are wrong"),
     "an older step after a kill": (lambda r: pick(r["kills"], "try", fault="disk_full").update(newest_good_step=1),
                                    AFTER_KILLS),
-    "a last save that was lost": (lambda r: pick(r["kills"], "try", fault="none").update(newest_good_step=2), AFTER_KILLS),
+    "a last save that was lost": (lambda r: pick(r["kills"], "try", fault="none").update(newest_good_step=2),
+                                  AFTER_KILLS),
     "a rank that hung": (lambda r: pick(r["kills"], "try", fault="none")["exitcodes"].__setitem__(1, None),
                          AFTER_KILLS),
     "ranks that loaded two models": (
