@@ -162,7 +162,7 @@ def recorded(processes: list[Process]) -> tuple[dict[str, Any], dict[str, Any]]:
         results["limiter_waits"][case] = shown["limiter_waits"]
         splits = [split_waiting(each) for each in ranks]
         for name, key in (("comm_transfer_ms", "transfer_ms"), ("comm_wait_ms", "longest_wait_ms")):
-            known = [split[key] for split in splits if split[key] is not None]
+            known = [value for split in splits if (value := split[key]) is not None]
             if known:
                 results[name][case] = median(known)
     return results, samples

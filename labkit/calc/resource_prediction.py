@@ -36,7 +36,7 @@ def resource_prediction(
     (172, {'7.0': 12.5}, {'7.0': 15.625})
     """
     guess = register_estimate(hidden=hidden, num_warps=num_warps, cap=register_cap(num_warps=num_warps))
-    asked = {"registers_per_thread": guess["registers"], "threads_per_block": 32 * num_warps}
+    asked: dict[str, Any] = {"registers_per_thread": guess["registers"], "threads_per_block": 32 * num_warps}
     return {
         "row_registers": row_registers_per_thread(hidden=hidden, num_warps=num_warps), **guess,
         "must_spill": {capability: must_spill(hidden=hidden, num_warps=num_warps, compute_capability=capability)

@@ -141,7 +141,7 @@ def shm_used_by(processes: list[psutil.Process]) -> set[int]:
     """
     inodes = set()
     for process in processes:
-        with contextlib.suppress(OSError), open(f"/proc/{process.pid}/maps", encoding="utf-8", errors="replace") as maps:
+        with contextlib.suppress(OSError), open(f"/proc/{process.pid}/maps", errors="replace") as maps:
             parts = [line.split(None, 5) for line in maps]
             inodes |= {int(part[4]) for part in parts if len(part) == 6 and part[5].startswith(f"{SHM}/")}
         with contextlib.suppress(OSError):
@@ -156,7 +156,7 @@ def remove_shm(before: dict[str, int], ours: set[int]) -> list[str]:
     """Delete the /dev/shm files that the ended run left.
 
     A file goes only if it is new since the run began, no living process uses it, and it was either seen in use by the
-    run (`ours`, inodes) or bears a name that NCCL, torch or multiprocessing makes. Anything else may be somebody's data.
+    run (`ours`, inodes) or bears a name that NCCL, torch or multiprocessing makes. Any other may be somebody's data.
     """
     new = {name: inode for name, inode in shm_files().items() if before.get(name) != inode}
     candidates = {name for name, inode in new.items() if inode in ours or name.startswith(SHM_PREFIXES)}

@@ -185,8 +185,9 @@ def ceiling(fig: go.Figure, y: float, *, label: str, position: str = "top left")
         y=y, line={"color": GREY, "width": 1.2}, annotation={"text": label, "font": {"size": 11, "color": GREY}},
         annotation_position=position,
     )
-    if fig.layout.yaxis.type == "log":  # plotly places a label of a logarithmic axis by the exponent
-        fig.layout.annotations[-1].y = math.log10(y)
+    layout: Any = fig.layout
+    if layout.yaxis.type == "log":  # plotly places a label of a logarithmic axis by the exponent
+        layout.annotations[-1].y = math.log10(y)
     return fig
 
 

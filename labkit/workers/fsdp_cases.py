@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ def _shard2(model: TinyGPT, case: dict[str, Any], session: Session, dtype: torch
         for module in [root, *blocks]:
             module.set_modules_to_backward_prefetch([module])
     if case["prefetch"] == "POST":
-        for below, block in zip(blocks, blocks[1:]):
+        for below, block in pairwise(blocks):
             block.register_full_backward_hook(_gather_early(below))
     return root
 

@@ -24,7 +24,6 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from labkit.workers.session import Session, read_params
 
-
 START_S = 60.0
 """How long ranks wait for each other to start; only the collectives after that have the short timeout."""
 
