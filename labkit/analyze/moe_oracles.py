@@ -31,7 +31,7 @@ def row_bound(*, dtype: str, hidden: int, ffn: int) -> float:
     Returns: a ratio. A row of another token is off by about 1.4.
 
     >>> round(row_bound(dtype="fp16", hidden=1024, ffn=4096), 4)
-    0.006
+    0.0059
     """
     summed = math.sqrt(max(hidden, ffn)) * EPSILON["fp32"]
     return 4 * (3 * EPSILON[dtype] + 2 * summed)
