@@ -43,6 +43,7 @@ def test_exact_value_with_fractions(length):
     bound = chain.closed_form_bound(buffers.x)
     assert bool(((out - chain.closed_form(buffers.x, length)).abs() <= bound).all())
     assert not bool(((out - chain.closed_form(buffers.x, length + 1)).abs() <= bound).all())
+    assert float(bound.max()) < 1e-6, "a few units in the last place, no more"
 
 
 def test_a_planted_error_is_judged_wrong(tmp_path):
