@@ -43,8 +43,19 @@ def oracles(
         _equal("processes_ended", "processes that reached their end", params["num_processes"],
                len(of_kind(lines, "done"))),
         _points(params, lines, found),
-        *([] if is_busy(results) else [*_not_above_the_roof(results, found), *_grows_past_the_knee(results)]),
+        *([] if why_not_judged(params, results) else
+          [*_not_above_the_roof(results, found), *_grows_past_the_knee(results)]),
     ]  # fmt: skip
+
+
+def why_not_judged(params: Mapping[str, Any], results: Mapping[str, Any]) -> str | None:
+    """Why no time of this run is judged, as a note for its readers; None where times are judged."""
+    if is_busy(results):
+        return "the ceilings lie far apart: the machine was busy, so times were not judged"
+    if params["device"] == "cpu" and params["num_processes"] < 2:
+        return ("one process on a CPU: other work of the machine is not told from a slow product, so times were not "
+                "judged")
+    return None
 
 
 def is_busy(results: Mapping[str, Any]) -> bool:

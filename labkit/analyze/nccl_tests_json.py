@@ -17,6 +17,10 @@ from labkit.analyze.kinds import UnreadableInput, clean_text
 from labkit.analyze.nccl_tests import count, number, operation, ranks_of, verdict, version_text
 from labkit.records.redact import public_environ
 
+MOST_RANKS_A_PROCESS = 1024
+"""More threads times GPUs than any host has; above it a number is damaged."""
+_LONE_SURROGATE = re.compile(r"(?i)\\ud[89ab][0-9a-f]{2}(?!\\ud[c-f])|(?<!\\ud[89ab][0-9a-f]{2})\\ud[c-f][0-9a-f]{2}")
+"""Half a character as an escape: no encoder takes what it decodes to."""
 
 def parse_json(text: str) -> dict[str, Any]:
     """One JSON file of nccl-tests.
@@ -27,7 +31,7 @@ def parse_json(text: str) -> dict[str, Any]:
 
     Raises: UnreadableInput when this is no JSON of nccl-tests.
     """
-    raw, cut = _load(clean_text(text))
+    raw, cut = _load(text)
     if not isinstance(raw, dict) or not {"config", "results", "args", "nccl_version"} & raw.keys():
         raise UnreadableInput("no JSON of nccl-tests, expected an object with version, config and results")
     config = _dict(raw.get("config"))
@@ -46,7 +50,7 @@ def parse_json(text: str) -> dict[str, Any]:
         "schema": count(raw.get("version")), "op": operation(args[0] if args else None),
         "vendor": "amd" if is_amd else "nvidia", "library": "rccl" if is_amd else "nccl",
         "nccl_version": version_text(count(raw.get("nccl_version"))), **_ranks(config, devices),
-        "hosts": len({device.get("hostname") for device in devices}) or None, "devices": names,
+        "hosts": len({str(device.get("hostname")) for device in devices}) or None, "devices": names,
         "config": {key: value for key, value in config.items() if key != "devices"},
         "time_kind": "cpu" if any(_is_cpu(row) for row in found) else "device", "rows": rows,
         "oob": count(bounds.get("count")), "avg_busbw": number(average.get("bandwidth", average.get("bandwidith"))),
@@ -65,7 +69,7 @@ def without_secrets(text: str) -> str:
 
     Raises: UnreadableInput as `parse_json`.
     """
-    raw, _ = _load(clean_text(text))
+    raw, _ = _load(text)
     if not isinstance(raw, dict):
         raise UnreadableInput("no JSON of nccl-tests, expected an object")
     told, _secret = public_environ([entry for entry in _list(raw.get("env")) if isinstance(entry, str)])
@@ -79,7 +83,9 @@ def without_secrets(text: str) -> str:
 
 def _load(text: str) -> tuple[Any, bool]:
     """(value, was it cut off)."""
-    text = re.sub(r"(?<=[:,\[])\s*[-+]?(?:inf(?:inity)?|nan|NaN|Infinity)\b", "null", text.strip().lstrip("\ufeff"))
+    text = clean_text(text).strip().lstrip("\ufeff")
+    text = re.sub(r"(?<=[:,\[])\s*[-+]?(?:inf(?:inity)?|nan|NaN|Infinity)\b", "null", text)
+    text = _LONE_SURROGATE.sub(r"\\ufffd", text)
     try:
         return json.loads(text), False
     except (ValueError, RecursionError):
@@ -137,6 +143,8 @@ def _average(raw: dict[str, Any]) -> dict[str, Any]:
 def _ranks(config: dict[str, Any], devices: list[dict[str, Any]]) -> dict[str, Any]:
     """`devices` has one entry a process, with its first GPU; a process may run several threads and GPUs."""
     per_process = (count(config.get("ngpus")) or 1) * (count(config.get("nthreads")) or 1)
+    if not 1 <= per_process <= MOST_RANKS_A_PROCESS:
+        raise UnreadableInput(f"ngpus times nthreads is {per_process:.3g}, expected 1 to {MOST_RANKS_A_PROCESS}")
     groups = [count(device.get("group")) for device in devices for _ in range(per_process)]
     if not devices:
         return {"nranks": None, "nranks_total": None, "groups": None, "aggregate_busbw_factor": None}

@@ -369,6 +369,7 @@ def largest_concurrency(
     Returns: the largest such number up to `max_num_seqs`; 0 when even one does not fit.
     Raises: ValueError naming the argument.
     Assumes: preemptions grow with concurrency, which holds for equal requests; found by bisection on `simulate`.
+    Source: `simulate`; no closed form, since requests that ended make room for others at other times.
 
     >>> config = SchedulerConfig(num_blocks=1170, block_size=16, max_num_seqs=32, max_num_batched_tokens=2048)
     >>> largest_concurrency(prompt_tokens=1024, output_tokens=512, config=config, num_requests=16)

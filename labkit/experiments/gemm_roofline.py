@@ -210,8 +210,8 @@ def _measure(
     outcome.results |= analyze.results(lines, before, found, predicted=both, num_experts=params.num_experts,
                                        skewed_counts=skews(params))  # fmt: skip
     outcome.results["predicted_ms"] = both["time_ms"]
-    if oracles.is_busy(outcome.results):
-        outcome.notes.append("the ceilings lie far apart: the machine was busy, so times were not judged")
+    if why := oracles.why_not_judged(plain_params(params), outcome.results):
+        outcome.notes.append(why)
     outcome.oracles += oracles.oracles(plain_params(params), lines, outcome.results, found)
 
 
