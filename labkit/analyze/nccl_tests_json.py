@@ -144,7 +144,7 @@ def _ranks(config: dict[str, Any], devices: list[dict[str, Any]]) -> dict[str, A
     """`devices` has one entry a process, with its first GPU; a process may run several threads and GPUs."""
     per_process = (count(config.get("ngpus")) or 1) * (count(config.get("nthreads")) or 1)
     if not 1 <= per_process <= MOST_RANKS_A_PROCESS:
-        raise UnreadableInput(f"ngpus times nthreads is {per_process:.3g}, expected 1 to {MOST_RANKS_A_PROCESS}")
+        raise UnreadableInput(f"ngpus times nthreads is {str(per_process)[:12]}, expected 1 to {MOST_RANKS_A_PROCESS}")
     groups = [count(device.get("group")) for device in devices for _ in range(per_process)]
     if not devices:
         return {"nranks": None, "nranks_total": None, "groups": None, "aggregate_busbw_factor": None}
