@@ -93,7 +93,8 @@ def figure(
         title_text=title,
         height=height,
         xaxis={"title": {"text": x}, "type": "log" if log_x else None},
-        yaxis={"title": {"text": y}, "type": "log" if log_y else None},
+        # 1, 2, 5: on a short axis plotly would write every digit, one on the other.
+        yaxis={"title": {"text": y}, "type": "log" if log_y else None, "dtick": "D2" if log_y else None},
         meta={"alt": alt or title, "caption": caption},
     )
     return fig
