@@ -195,3 +195,18 @@ def test_the_drill_leaves_its_report_and_no_files(tmp_path, monkeypatch):
     rows = [json.loads(line) for line in (tmp_path / "rank0.jsonl").read_text().splitlines()]
     assert [row["kind"] for row in rows] == ["fault"] * 3 + ["disk"]
     assert sorted(os.listdir(tmp_path)) == ["params.json", "rank0.jsonl"]
+
+
+def test_a_child_of_the_caller_is_not_the_drills(tmp_path, monkeypatch):
+    (tmp_path / "params.json").write_text(json.dumps({"num_faults": 1, "seed": 0}))
+    monkeypatch.setattr("sys.argv", ["drill", "--run-dir", str(tmp_path)])
+    started = [subprocess.Popen(["sleep", "30"])]
+    try:
+        checkpoint_drill.main()
+        monkeypatch.setattr(checkpoint_drill, "full_tmpfs", lambda mount: started.append(subprocess.Popen(["true"])))
+        with pytest.raises(SystemExit):
+            checkpoint_drill.main()
+    finally:
+        for process in started:
+            process.terminate()
+            process.wait()
