@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import machine, provenance
+from labkit.hardware import HardwareProfile, load_profile, match_profile
 from labkit.launch.process import LaunchError
 from labkit.paths import RECORDS
+from labkit.presets import UsageError
 from labkit.records import (
     Oracle,
     RecordError,
@@ -61,10 +63,13 @@ def conduct(
             LookupError (files of the processes that cannot be used), ends the run as failed, with what is there.
 
     Returns: the record as published: `ok` if nothing failed, there is an oracle, and every oracle passed.
-    Raises: RecordError if the run directory exists or cannot be written.
+    Raises: UsageError if the parameters ask for a GPU and this machine has none; RecordError if the run directory
+        exists or cannot be written.
     """
-    plain = plain_params(params)
-    run_id = run_id or new_run_id(plain, hardware_tag=machine.detect().tag)
+    plain, here = plain_params(params), machine.detect()
+    if plain.get("device") == "cuda" and not here.num_gpus:
+        raise UsageError(f"{slug}: device='cuda', but this machine has no GPU; on a CPU use --preset smoke or cpu")
+    run_id = run_id or new_run_id(plain, hardware_tag=here.tag)
     run_dir = open_run_dir(slug, run_id, params=plain)
     prediction = {"created_utc": utc_now(), "values": predict()}
     write_json(run_dir / "prediction.json", prediction)
@@ -86,6 +91,13 @@ def conduct(
         failure=failure, artifacts=describe_artifacts(run_dir, _files(run_dir)), notes=outcome.notes)
     publish(record, run_dir)
     return load_record(run_dir)  # as published: without this machine's paths
+
+
+def own_profile(device: str) -> HardwareProfile | None:
+    """Profile of this machine's GPU, for a prediction; None on a CPU (`device` is `cpu`) and for an unknown GPU."""
+    gpus = machine.detect().gpus if device == "cuda" else ()
+    name = match_profile(gpus[0].name) if gpus else None
+    return load_profile(name) if name else None
 
 
 def plain_params(params: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from labkit import machine
 from labkit.paths import ROOT
-from labkit.records import public_argv, public_text
+from labkit.records import is_secret, public_argv, public_text
 
 ALLOWED_PREFIXES = ("NCCL_", "RCCL_", "TORCH_", "PYTORCH_", "TRITON_", "GLOO_", "LABKIT_", "VLLM_", "FI_", "UCX_")
 ALLOWED_NAMES = frozenset({
@@ -24,9 +24,6 @@ ALLOWED_NAMES = frozenset({
     "CUDA_MODULE_LOADING", "HIP_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY",
     "OMP_PROC_BIND", "OMP_PLACES", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG",
 })
-_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|SIGNATURE", re.IGNORECASE)
-_SECRET_VALUE = re.compile(
-    r"\b(hf|sk|pk|gh[opsu]|glpat|xox[abp]|AKIA|ASIA)[_-]?[A-Za-z0-9_-]{12,}|://[^/\s:@]*:[^/\s@]+@|\beyJ[\w-]{10,}\.")
 _PATH = re.compile(r"(?<![\w.$~/<])~?/[\w.@+-]+(?:/[\w.@+-]*)*|~(?=/|$)")
 REDACTED = "<redacted>"
 
@@ -113,7 +110,7 @@ def allowed_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 def public_setting(name: str, value: str) -> str:
     """A variable's value as it may be published: `<redacted>` for a secret, `<path>` for each absolute path."""
-    if _SECRET_NAME.search(name) or _SECRET_VALUE.search(value):
+    if is_secret(name, value):
         return REDACTED
     value = public_text(_PATH.sub("<path>", value))
     return value.encode("utf-8", "replace").decode()  # bytes that are not UTF-8 arrive as lone surrogates

@@ -78,7 +78,7 @@ def test_ranks_that_measured_different_things_are_refused(tmp_path):
 
 
 def test_packed_files_name_no_host_and_keep_every_row(tmp_path):
-    log = "secret-host:123:456 [0] NCCL INFO NCCL_DEBUG_FILE set by environment to /root/x/y.log\n" \
+    log = "secret-host:123:456 [0] NCCL INFO NCCL_DEBUG_FILE set by environment to /srv/x/y.log\n" \
           "secret-host:123:456 [0] NCCL INFO AllReduce: 8 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}\n"
     write_ranks(tmp_path, "log-auto", [[{"kind": "times", "rank": rank, **row([])}] for rank in range(2)], log=log)
     assert read_cells(tmp_path)["log-auto"].log["chosen"] == {"all_reduce": {"8": "Ring+LL"}}

@@ -223,7 +223,7 @@ def test_what_is_no_secret_is_neither_named_nor_told(entry):
 
 
 def test_library_settings_are_told_without_paths():
-    told, _ = public_environ(["NCCL_DEBUG_FILE=/root/x/nccl.log", "CUDA_VISIBLE_DEVICES=0,1", "nonsense"])
+    told, _ = public_environ(["NCCL_DEBUG_FILE=/srv/x/nccl.log", "CUDA_VISIBLE_DEVICES=0,1", "nonsense"])
     assert told == {"NCCL_DEBUG_FILE": "<path>", "CUDA_VISIBLE_DEVICES": "0,1"}
 
 

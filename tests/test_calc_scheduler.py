@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.calc.scheduler import BlockPool, Job, Scheduler, SchedulerConfig, largest_concurrency, simulate
+from labkit.calc.block_pool import BlockPool
+from labkit.calc.scheduler import Job, Scheduler, SchedulerConfig
+from labkit.calc.scheduler_runs import largest_concurrency, simulate
 from tests.engine_loads import engines
 
 

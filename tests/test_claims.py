@@ -6,6 +6,7 @@ import pytest
 
 from labkit import claims
 from labkit.ledger.compare import Seen, direction
+from labkit.presets import UsageError
 from labkit.records import open_run_dir, quantity
 from tests.toy_ledger import Place, a_claim, an_erratum, from_record, slip, write_ledger
 
@@ -288,3 +289,19 @@ def test_a_part_of_a_calculators_answer(place):
     assert place.row(a_claim(value=64, check=check)).status == "verified"  # 65,536 registers hold 2,048 threads of 32
     with pytest.raises(claims.LedgerError, match=r"toy-sum: .* has no 'warps' \(there is: blocks_per_sm"):
         place.row(a_claim(value=64, check=check | {"part": "warps"}))
+
+
+def test_report_figures_are_those_of_the_claims_by_case():
+    found = claims.report_figures({"count": "ddp-bucket-count", "both": ("ddp-bucket-tokens", "ddp-accum-tokens")})
+    assert found["count"] == claims.get_claim("ddp-bucket-count").value
+    assert found["both"].keys() > claims.get_claim("ddp-accum-tokens").value.keys()
+    with pytest.raises(ValueError, match="preempt-66: has one figure"):
+        claims.report_figures({"x": "preempt-66"})
+    assert claims.report_figures({"x": "preempt-66"}, single="pct") == {"x": {"pct": 66.0}}
+
+
+def test_a_lab_without_a_claim_has_no_rows_and_an_unknown_lab_is_refused(monkeypatch):
+    monkeypatch.setattr(claims, "available_presets", lambda slug: ["smoke"] if slug == "new_lab" else [])
+    assert claims.verify(lab="new_lab") == []
+    with pytest.raises(UsageError, match="no_lab"):
+        claims.verify(lab="no_lab")

@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
 from labkit import conduct as glue
 from labkit.launch.process import LaunchError
+from labkit.presets import UsageError
 from labkit.records import Oracle, RecordError, load_record
 
 
@@ -92,3 +94,27 @@ def test_newest_records_are_the_good_committed_ones_of_each_preset(lab, monkeypa
     assert glue.newest_records("toy") == []
     monkeypatch.setattr(glue, "RECORDS", tmp_path)
     assert [record.run_id for record in glue.newest_records("toy")] == ["2"]
+
+
+@dataclass(frozen=True)
+class OnGpu:
+    device: str = "cuda"
+
+
+def host(monkeypatch, *names):
+    gpus = tuple(SimpleNamespace(name=name) for name in names)
+    monkeypatch.setattr(glue.machine, "detect", lambda: SimpleNamespace(gpus=gpus, num_gpus=len(gpus), tag="t"))
+
+
+def test_a_gpu_that_is_not_there_is_a_usage_error_and_leaves_no_run(monkeypatch, lab, tmp_path):
+    host(monkeypatch)
+    with pytest.raises(UsageError, match="toy: device='cuda', but this machine has no GPU"):
+        lab(GOOD, params=OnGpu())
+    assert not (tmp_path / "toy").exists()
+
+
+def test_own_profile_is_that_of_a_known_gpu(monkeypatch):
+    host(monkeypatch, "NVIDIA H200", "NVIDIA H200")
+    assert glue.own_profile("cuda").name == "h200" and glue.own_profile("cpu") is None
+    host(monkeypatch, "Unheard Of 9000")
+    assert glue.own_profile("cuda") is None

@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "models": CORE,
     "calc": {"units", "calc"},
     "records": CORE,
-    "checkpoints": CORE,
+    "checkpoints": CORE | {"records"},
     "presets": CORE,
     "machine": CORE | {"analyze"},
     "provenance": CORE | {"machine", "records"},
@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "claims": CORE | {"records", "machine", "presets", "calc", "ledger"},
     "ledger": CORE | {"records", "machine", "presets", "calc", "ledger"},
     "doctor": CORE | {"machine", "presets", "experiments"},
-    "conduct": CORE | {"records", "launch", "machine", "provenance"},
+    "conduct": CORE | DATA | {"records", "launch", "machine", "presets", "provenance"},
     "experiments": CORE | DATA | {
         "calc", "records", "launch", "analyze", "plots", "presets", "machine", "provenance", "claims", "conduct"},
     "batch": CORE | {"records", "presets", "machine", "claims"},

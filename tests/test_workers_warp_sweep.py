@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from labkit.workers import rmsnorm_timing, warp_sweep  # noqa: E402
 from labkit.workers.cuda_driver import DriverError  # noqa: E402
-from labkit.workers.rmsnorm_bench import Lines  # noqa: E402
+from labkit.workers.json_lines import JsonLines  # noqa: E402
 
 LIMITS = {"shared_memory_per_sm_bytes": 233472, "reserved_shared_memory_bytes": 1024, "cc_major": 9, "cc_minor": 0,
           "shared_memory_per_block_bytes": 232448, "max_threads_per_sm": 2048}  # fmt: skip
@@ -96,7 +96,7 @@ def run(monkeypatch, tmp_path):
     def go(**changes):
         broken["num_warps"] = changes.pop("broken", None)
         with open(tmp_path / "rank0.jsonl", "w") as stream:
-            lines = Lines(stream)
+            lines = JsonLines(stream)
             whole = warp_sweep.run({**PARAMS, **changes}, lines)
         return whole, lines.failed, [json.loads(text) for text in (tmp_path / "rank0.jsonl").read_text().splitlines()]
 

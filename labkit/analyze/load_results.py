@@ -9,7 +9,6 @@ A request that failed has no times: it enters no average, it is counted with its
 from __future__ import annotations
 
 import bisect
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from labkit.analyze.sse import read_stream
+from labkit.calc.statistics import nearest_rank
 
 QUANTILES = {"p10": 10, "p50": 50, "p90": 90, "p99": 99}
 
@@ -199,7 +199,6 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     >>> spread([1.0, 2.0, 3.0])
     {'n': 3, 'mean': 2.0, 'p10': 1.0, 'p50': 2.0, 'p90': 3.0, 'p99': 3.0}
     """
-    ordered = sorted(values)
-    n = len(ordered)
-    pick = lambda q: ordered[max(0, math.ceil(n * q / 100) - 1)] if n else None  # noqa: E731
-    return {"n": n, "mean": sum(ordered) / n if n else None, **{name: pick(q) for name, q in QUANTILES.items()}}
+    n = len(values)
+    return {"n": n, "mean": sum(values) / n if n else None,
+            **{name: nearest_rank(values=values, percent=q) if n else None for name, q in QUANTILES.items()}}

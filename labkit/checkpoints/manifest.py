@@ -11,8 +11,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any
+
+from labkit.records import rules
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = "labkit-checkpoint"
@@ -103,14 +104,7 @@ def path_problem(name: Any) -> str | None:
     >>> path_problem("rank00000.pt"), path_problem("../secret")
     (None, "expected a relative path without '..'")
     """
-    if not isinstance(name, str) or not name or "\0" in name or "\\" in name:
-        return "expected a relative path"
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts:
-        return "expected a relative path without '..'"
-    if str(path) != name or name in (".", MANIFEST_NAME):
-        return "expected a plain file name of the checkpoint"
-    return None
+    return rules.path_problem(name, folder="checkpoint", reserved=MANIFEST_NAME)
 
 
 def _problem(raw: Mapping[str, Any]) -> str | None:

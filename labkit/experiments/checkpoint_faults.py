@@ -365,10 +365,9 @@ def figures(record: RunRecord) -> dict[str, go.Figure]:
 
 def reported() -> dict[str, dict[str, Any]]:
     """Figures of the 8x V100 report as the ledger has them: result name -> control, or unit -> value."""
-    from labkit.claims import get_claim
+    from labkit.claims import report_figures
 
-    found = {result: get_claim(claim).value for result, claim in REPORTED.items()}
-    return {result: value if isinstance(value, dict) else {"s": value} for result, value in found.items()}
+    return report_figures(REPORTED, single="s")
 
 
 def compare(records: list[RunRecord]) -> pd.DataFrame:

@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit import machine
 from labkit.calc.ddp_prediction import VARIANTS, ddp_prediction, train_flop_per_token
-from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table
-from labkit.hardware import HardwareProfile, load_profile, match_profile
+from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, own_profile
+from labkit.hardware import HardwareProfile
 from labkit.launch.torchrun import launch_torchrun
 from labkit.paths import RECORDS, runs_root
 from labkit.records import RunRecord, write_atomic, write_json
@@ -169,11 +168,9 @@ def run(params: Params, *, preset: str = "custom", run_id: str | None = None,
 
     Raises: RecordError if the run directory exists or cannot be written.
     """
-    here = machine.detect()
-    profile = match_profile(here.gpus[0].name) if here.gpus and params.device == "cuda" else None
     return conduct(
         SLUG, params, preset=preset, run_id=run_id,
-        predict=lambda: predict(params, hardware=load_profile(profile) if profile else None),
+        predict=lambda: predict(params, hardware=own_profile(params.device)),
         measure=lambda run_dir, predicted, outcome: _measure(params, run_dir, predicted, outcome, progress))
 
 
@@ -300,14 +297,9 @@ def figures(record: RunRecord) -> dict[str, go.Figure]:
 
 def reported() -> dict[str, dict[str, float]]:
     """Figures of the 8x V100 report as the ledger has them: result name -> case -> value."""
-    from labkit.claims import load_claims
+    from labkit.claims import report_figures
 
-    found: dict[str, dict[str, float]] = {}
-    for claim in load_claims():
-        for result, ids in REPORTED.items():
-            if claim.id in ids:
-                found.setdefault(result, {}).update(claim.value)
-    return found
+    return report_figures(REPORTED)
 
 
 def compare(records: list[RunRecord]) -> pd.DataFrame:

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit import machine
 from labkit.calc.fsdp import fsdp_case
 from labkit.calc.fsdp_prediction import exposed_by_case, fsdp_prediction
 from labkit.calc.tinygpt import tinygpt_parameters
-from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, plain_params
-from labkit.hardware import HardwareProfile, load_profile, match_profile
+from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, own_profile, plain_params
+from labkit.hardware import HardwareProfile
 from labkit.launch.process import LaunchError
 from labkit.launch.torchrun import launch_torchrun
 from labkit.paths import RECORDS, runs_root
@@ -161,11 +160,9 @@ def run(params: Params, *, preset: str = "custom", run_id: str | None = None,
 
     Raises: RecordError if the run directory exists or cannot be written.
     """
-    gpus = machine.detect().gpus if params.device == "cuda" else ()
-    profile = match_profile(gpus[0].name) if gpus else None
     return conduct(
         SLUG, params, preset=preset, run_id=run_id,
-        predict=lambda: predict(params, hardware=load_profile(profile) if profile else None),
+        predict=lambda: predict(params, hardware=own_profile(params.device)),
         measure=lambda run_dir, predicted, outcome: _measure(params, run_dir, predicted, outcome, progress))
 
 
@@ -303,9 +300,9 @@ def figures(record: RunRecord) -> dict[str, go.Figure]:
 
 def reported() -> dict[str, dict[str, Any]]:
     """Figures of the 8x V100 report as the ledger has them: result name -> case -> value."""
-    from labkit.claims import get_claim
+    from labkit.claims import report_figures
 
-    return {result: dict(get_claim(claim).value) for result, claim in REPORTED.items()}
+    return report_figures(REPORTED)
 
 
 def compare(records: list[RunRecord]) -> pd.DataFrame:

@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit import machine
 from labkit.analyze import gemm as analyze
 from labkit.analyze import gemm_model as model
 from labkit.analyze import gemm_oracles as oracles
 from labkit.calc.gemm_time import skewed_rows
-from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, plain_params
-from labkit.hardware import HardwareProfile, load_profile, match_profile
+from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, own_profile, plain_params
+from labkit.hardware import HardwareProfile
 from labkit.launch.process import launch_worker
-from labkit.presets import UsageError
 from labkit.records import RunRecord, utc_now, write_json
 
 if TYPE_CHECKING:
@@ -155,10 +153,7 @@ def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[
 
     Returns: as `labkit.analyze.gemm_model.prediction`; without a profile (a CPU) only flop and bytes are filled.
     """
-    if hardware is None and params.device == "cuda":
-        gpus = machine.detect().gpus
-        name = match_profile(gpus[0].name) if gpus else None
-        hardware = load_profile(name) if name else None
+    hardware = hardware or own_profile(params.device)
     known = ceilings(hardware, launch_floor_us=params.launch_floor_us)
     return model.prediction(model.cases(params.shapes, params.kinds), params.rows, known)
 
@@ -171,8 +166,6 @@ def run(
 
     Raises: UsageError when this machine lacks the GPU; RecordError when the run directory cannot be used.
     """
-    if params.device == "cuda" and not machine.detect().num_gpus:
-        raise UsageError(f"{SLUG}: device='cuda', but this machine has no GPU; on a CPU use --preset smoke or cpu")
     return conduct(
         SLUG, params, preset=preset, run_id=run_id, predict=lambda: predict(params),
         measure=lambda run_dir, predicted, outcome: _measure(params, run_dir, predicted, outcome, progress))

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit import machine
 from labkit.analyze import launch_chain as analyze
-from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, plain_params
-from labkit.hardware import HardwareProfile, load_profile, match_profile
+from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, own_profile, plain_params
+from labkit.hardware import HardwareProfile
 from labkit.launch.process import launch_worker
-from labkit.presets import UsageError
 from labkit.records import RunRecord, write_json
 
 if TYPE_CHECKING:
@@ -105,10 +103,7 @@ def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[
 
     Returns: as `labkit.analyze.launch_chain.prediction`.
     """
-    if hardware is None and params.device == "cuda":
-        gpus = machine.detect().gpus
-        name = match_profile(gpus[0].name) if gpus else None
-        hardware = load_profile(name) if name else None
+    hardware = hardware or own_profile(params.device)
     copy = hardware.measured.get("copy_bytes_per_s") if hardware else None
     return analyze.prediction(
         sizes=params.sizes, lengths=params.lengths, variants=params.variants,
@@ -125,8 +120,6 @@ def run(
 
     Raises: UsageError when this machine lacks the GPU; RecordError when the run directory cannot be used.
     """
-    if params.device == "cuda" and not machine.detect().num_gpus:
-        raise UsageError(f"{SLUG}: device='cuda', but this machine has no GPU; on a CPU use --preset smoke or cpu")
     return conduct(
         SLUG, params, preset=preset, run_id=run_id, predict=lambda: predict(params),
         measure=lambda run_dir, predicted, outcome: _measure(params, run_dir, predicted, outcome, progress))

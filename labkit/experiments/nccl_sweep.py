@@ -24,8 +24,8 @@ from labkit.calc.collective_choice import ring_tree_crossover_bytes
 from labkit.calc.collective_fit import size_grid, size_label, total_wire_bytes
 from labkit.calc.collective_plan import forced_env, parse_pairs, plan_cells
 from labkit.calc.collectives import busbw_factor, num_steps
-from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table
-from labkit.hardware import HardwareProfile, load_profile, match_profile
+from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, own_profile
+from labkit.hardware import HardwareProfile
 from labkit.launch.nccl_tests import find_program, run_nccl_tests, writes_json
 from labkit.launch.process import LaunchError, launch_worker
 from labkit.records import RunRecord, write_json
@@ -182,9 +182,7 @@ def run(params: Params, *, preset: str = "custom", run_id: str | None = None,
 
     Raises: RecordError if the run directory exists or cannot be written.
     """
-    here = machine.detect()
-    profile = match_profile(here.gpus[0].name) if here.gpus and params.device == "cuda" else None
-    hardware = load_profile(profile) if profile else None
+    here, hardware = machine.detect(), own_profile(params.device)
     return conduct(
         SLUG, params, preset=preset, run_id=run_id, predict=lambda: predict(params, hardware=hardware),
         measure=lambda run_dir, _, outcome: _measure(params, run_dir, outcome, progress, links=here.links,
@@ -324,9 +322,9 @@ def figures(record: RunRecord) -> dict[str, go.Figure]:
 
 def reported() -> dict[str, dict[str, Any]]:
     """Figures of the 8x V100 report as the ledger has them: result name -> case -> value."""
-    from labkit.claims import get_claim
+    from labkit.claims import report_figures
 
-    return {result: dict(get_claim(claim).value) for result, claim in REPORTED.items()}
+    return report_figures(REPORTED)
 
 
 def compare(records: list[RunRecord]) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.calc import collective_schedule, mesh_mapping, mesh_prediction
-from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, plain_params
+from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, own_profile, plain_params
 from labkit.hardware import HardwareProfile
 from labkit.launch.process import launch_worker
 from labkit.launch.torchrun import launch_torchrun
@@ -189,14 +189,9 @@ def run(params: Params, *, preset: str = "custom", run_id: str | None = None,
 
     Raises: RecordError if the run directory exists or cannot be written.
     """
-    from labkit import machine
-    from labkit.hardware import load_profile, match_profile
-
-    here = machine.detect()
-    profile = match_profile(here.gpus[0].name) if here.gpus and params.device == "cuda" else None
     return conduct(
         SLUG, params, preset=preset, run_id=run_id,
-        predict=lambda: predict(params, hardware=load_profile(profile) if profile else None),
+        predict=lambda: predict(params, hardware=own_profile(params.device)),
         measure=lambda run_dir, predicted, outcome: _measure(params, run_dir, predicted, outcome, progress))
 
 
@@ -319,9 +314,9 @@ def table(record: RunRecord) -> pd.DataFrame:
 
 def reported() -> dict[str, dict[str, float]]:
     """Figures of the 8x V100 report as the ledger has them: result -> mapping -> ms."""
-    from labkit.claims import get_claim
+    from labkit.claims import report_figures
 
-    return {result: dict(get_claim(claim).value) for result, claim in REPORTED.items()}
+    return report_figures(REPORTED)
 
 
 def figures(record: RunRecord) -> dict[str, go.Figure]:

@@ -15,17 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit import machine
 from labkit.analyze import resource_oracles as oracles
 from labkit.analyze import resource_plan as plan
 from labkit.analyze import resource_times as times
 from labkit.analyze import resources as analyze
 from labkit.analyze.rmsnorm import read_lines
-from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, plain_params
-from labkit.hardware import HardwareProfile, load_profile, match_profile
+from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, own_profile, plain_params
+from labkit.hardware import HardwareProfile
 from labkit.launch.ncu import query_metrics
 from labkit.launch.process import LaunchError, launch_worker
-from labkit.presets import UsageError
 from labkit.records import RunRecord, write_json
 
 if TYPE_CHECKING:
@@ -148,11 +146,7 @@ def run(
 
     Raises: UsageError when this machine lacks the GPU; RecordError when the run directory cannot be used.
     """
-    here = machine.detect()
-    if params.device == "cuda" and not here.gpus:
-        raise UsageError(f"{SLUG}: device='cuda', but this machine has no GPU; on a CPU use --preset smoke or cpu")
-    name = match_profile(here.gpus[0].name) if here.gpus and params.device == "cuda" else None
-    hardware = load_profile(name) if name else None
+    hardware = own_profile(params.device)
     return conduct(
         SLUG, params, preset=preset, run_id=run_id, predict=lambda: predict(params, hardware=hardware),
         measure=lambda run_dir, predicted, outcome: _measure(params, run_dir, predicted, outcome, hardware, progress))

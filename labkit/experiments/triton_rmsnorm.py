@@ -20,8 +20,8 @@ from labkit.analyze import rmsnorm_oracles as oracles
 from labkit.analyze import rmsnorm_parts as parts
 from labkit.analyze import rmsnorm_times as times
 from labkit.calc import rmsnorm as calc
-from labkit.conduct import Outcome, conduct, load_run, oracle_table, plain_params
-from labkit.hardware import HardwareProfile, load_profile, match_profile
+from labkit.conduct import Outcome, conduct, load_run, oracle_table, own_profile, plain_params
+from labkit.hardware import HardwareProfile, load_profile
 from labkit.launch.process import LaunchError, launch_worker
 from labkit.launch.torchrun import launch_torchrun
 from labkit.presets import UsageError
@@ -134,10 +134,7 @@ def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[
     and shape (`part_time_ms` by ceiling, part and shape): launch floor + bytes / bandwidth, for the datasheet's
     bandwidth and for the copy measured on such a GPU.
     """
-    if hardware is None and params.device == "cuda":
-        gpus = machine.detect().gpus
-        name = match_profile(gpus[0].name) if gpus else None
-        hardware = load_profile(name) if name else None
+    hardware = hardware or own_profile(params.device)
     out = {**structure(params), "kernels_per_call": 1}
     if hardware is None:
         return out

@@ -10,7 +10,7 @@ redact: no paths of this machine in a record. compare: two records side by side.
 
 from labkit.records.compare import compare_records
 from labkit.records.files import sha256_file, write_atomic, write_json
-from labkit.records.redact import public_argv, public_text
+from labkit.records.redact import is_secret, public_argv, public_text
 from labkit.records.rules import RECORD_NAME
 from labkit.records.schema import (
     SCHEMA_VERSION,
@@ -35,8 +35,29 @@ from labkit.records.store import (
 from labkit.records.trim import trim_record
 
 __all__ = [
-    "RECORD_NAME", "SCHEMA_VERSION", "Oracle", "RecordError", "RunRecord", "artifact_problems", "check_run",
-    "compare_records", "describe_artifacts", "list_runs", "load_record", "new_run_id", "open_run_dir", "params_hash",
-    "public_argv", "public_text", "publish", "quantity", "run_status", "sha256_file", "trim_record", "utc_now",
-    "write_atomic", "write_json",
+    "RECORD_NAME",
+    "SCHEMA_VERSION",
+    "Oracle",
+    "RecordError",
+    "RunRecord",
+    "artifact_problems",
+    "check_run",
+    "compare_records",
+    "describe_artifacts",
+    "is_secret",
+    "list_runs",
+    "load_record",
+    "new_run_id",
+    "open_run_dir",
+    "params_hash",
+    "public_argv",
+    "public_text",
+    "publish",
+    "quantity",
+    "run_status",
+    "sha256_file",
+    "trim_record",
+    "utc_now",
+    "write_atomic",
+    "write_json",
 ]  # fmt: skip

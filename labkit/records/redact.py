@@ -75,11 +75,16 @@ def public_environ(entries: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         name, found, value = str(entry).partition("=")
         if not found or not name:
             continue
-        if _SECRET_NAME.search(name) or _SECRET_VALUE.search(value):
+        if is_secret(name, value):
             secret.append(name)
         elif _TOLD.fullmatch(name):
             told[name] = public_text(re.sub(r"(?<![\w.])/[\w.@+-]+(?:/[\w.@+-]*)+", "<path>", value))
     return told, list(dict.fromkeys(secret))
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether an environment variable holds a secret, by its name or by the look of its value."""
+    return bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
 
 
 def private_line(text: str, *, run_dir: Path | None = None) -> int | None:

@@ -69,8 +69,13 @@ def artifact_entry_problems(artifact: Any, where: str) -> list[str]:
     return problems
 
 
-def path_problem(name: Any) -> str | None:
-    """Why a name is not a path inside the run directory; None if it is.
+def path_problem(name: Any, *, folder: str = "run directory", reserved: str = RECORD_NAME) -> str | None:
+    """Why a name is not a path inside a folder; None if it is.
+
+    Args:
+        name: path as a record or a manifest gives it.
+        folder: what the folder is called in the message.
+        reserved: name of the record or manifest itself, which lists no hash of its own file.
 
     >>> path_problem("p0/rank0.jsonl"), path_problem("../secret")
     (None, "expected a relative path without '..'")
@@ -80,8 +85,8 @@ def path_problem(name: Any) -> str | None:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         return "expected a relative path without '..'"
-    if str(path) != name or name in (".", RECORD_NAME):
-        return "expected a plain file name of the run directory"
+    if str(path) != name or name in (".", reserved):
+        return f"expected a plain file name of the {folder}"
     return None
 
 

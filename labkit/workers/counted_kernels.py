@@ -28,7 +28,8 @@ from labkit.workers import rmsnorm_baselines as baselines
 from labkit.workers import rmsnorm_check as check
 from labkit.workers import rmsnorm_kernels as kernels
 from labkit.workers import rmsnorm_timing as timing
-from labkit.workers.rmsnorm_bench import Lines, describe_device
+from labkit.workers.json_lines import JsonLines
+from labkit.workers.rmsnorm_bench import describe_device
 from labkit.workers.rmsnorm_fast import num_multiprocessors, rmsnorm_fast
 from labkit.workers.session import read_params
 
@@ -147,7 +148,7 @@ def time_case(case: Case, *, rounds: int, flush: timing.Flush) -> dict[str, list
     return found
 
 
-def count_case(case: Case, marker: torch.Tensor | None, *, calls: int, lines: Lines) -> None:
+def count_case(case: Case, marker: torch.Tensor | None, *, calls: int, lines: JsonLines) -> None:
     """The marker if there is one, and then the calls, with nothing else between the profiler's start and stop."""
     for _ in range(3):
         case.call()
@@ -162,7 +163,7 @@ def count_case(case: Case, marker: torch.Tensor | None, *, calls: int, lines: Li
     torch.cuda.profiler.stop()
 
 
-def run_cases(params: dict[str, Any], lines: Lines) -> None:
+def run_cases(params: dict[str, Any], lines: JsonLines) -> None:
     """Every workload; one that cannot be made is refused and the next one runs."""
     # Split sums of a small product are added in FP32, not in bf16: then one error bound fits every kernel.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -194,7 +195,7 @@ def run_cases(params: dict[str, Any], lines: Lines) -> None:
                     lines.write("timing", name=name, mode=kind, ms=[round(value, 6) for value in values])
             except Exception as error:  # graph capture, say
                 lines.refuse("timing", error, name=name)
-        lines.judge("check", name, case.judge())
+        lines.judge_counts("check", name, case.judge())
         torch.cuda.synchronize()
         del case
         gc.collect()
@@ -208,7 +209,7 @@ def main() -> None:
     run_dir, params = read_params()
     began = time.perf_counter()
     with open(run_dir / "rank0.jsonl", "w", encoding="utf-8") as stream, torch.no_grad():
-        lines = Lines(stream)
+        lines = JsonLines(stream)
         lines.write("device", **describe_device("cuda"))
         run_cases(params, lines)
         lines.write("done", wall_s=time.perf_counter() - began)

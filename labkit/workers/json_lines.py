@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any, TextIO
 
+MUST_BE_ZERO = ("num_bad", "unwritten", "guards_touched", "input_changed", "bits_changed", "rows_wrong")
+"""Counts of wrong things that a check of a kernel can report."""
+
 
 class JsonLines:
     """Writes lines with a `kind` and remembers what was found wrong."""
@@ -28,3 +31,10 @@ class JsonLines:
         self.write(kind, num_bad=num_bad, **values)
         if num_bad:
             self.failed.append(f"{kind} {values}: {num_bad} wrong")
+
+    def judge_counts(self, kind: str, what: str, seen: dict[str, Any], **values: Any) -> None:
+        """Write a check of several things, with its verdict, and remember it when a count of MUST_BE_ZERO is not."""
+        wrong = {name: seen[name] for name in MUST_BE_ZERO if seen.get(name)}
+        self.write(kind, what=what, passed=not wrong, **seen, **values)
+        if wrong:
+            self.failed.append(f"{kind} {what} {values}: {wrong}")

@@ -11,9 +11,9 @@ import triton
 
 from labkit.workers import rmsnorm_cache as cache
 from labkit.workers import rmsnorm_timing as timing
+from labkit.workers.json_lines import JsonLines
 from labkit.workers.rmsnorm_fast import VECTOR_BYTES, Config, choose, fits, num_multiprocessors, rows_aligned
 from labkit.workers.rmsnorm_grad import GradConfig, default_grad, fits_grad
-from labkit.workers.rmsnorm_shape import Report
 
 ROUNDS = 7
 
@@ -60,7 +60,7 @@ def forward_shortlist(x: torch.Tensor, out: torch.Tensor, *, rows: int | None = 
 
 def tuned_setting(
     direction: str, text: str, x: torch.Tensor, candidates: Sequence[Any], call: Callable[[Any], timing.Call], *,
-    from_dict: Callable[..., Any], lines: Report, flush: Callable[[], object],
+    from_dict: Callable[..., Any], lines: JsonLines, flush: Callable[[], object],
 ) -> Any:  # fmt: skip
     """The setting of a shape from the cache, or the fastest candidate, which is then kept; writes a `cache` line.
 

@@ -19,17 +19,16 @@ import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
 if TYPE_CHECKING:
-    from labkit.workers.rmsnorm_grad_bench import Case
+    from labkit.workers.json_lines import JsonLines
+from labkit.workers.rmsnorm_grad_bench import Case
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-MUST_BE_ZERO = ("num_bad", "unwritten", "guards_touched", "input_changed", "bits_changed", "rows_wrong")
-"""Counts of a check that fail it; `rows_wrong` is a list."""
 
 
 def parse_shape(text: str) -> tuple[int, int, torch.dtype]:
@@ -37,31 +36,6 @@ def parse_shape(text: str) -> tuple[int, int, torch.dtype]:
     size, _, name = text.partition(" ")
     rows, hidden = (int(part) for part in size.split("x"))
     return rows, hidden, DTYPES[name or "fp16"]
-
-
-class Lines:
-    """The JSON-lines file of one rank; every line is on disk before the next measurement starts."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
-        self.failed: list[str] = []
-
-    def write(self, kind: str, **values: Any) -> None:
-        """Append one line."""
-        self.stream.write(json.dumps({"kind": kind, **values}, allow_nan=False) + "\n")
-        self.stream.flush()
-
-    def refuse(self, what: str, error: BaseException, **values: Any) -> None:
-        """Record that one thing could not be measured, and go on."""
-        first = (str(error).strip().splitlines() or [""])[0][:300]
-        self.write("refusal", what=what, error=f"{type(error).__name__}: {first}", **values)
-
-    def judge(self, kind: str, what: str, seen: dict[str, Any], **values: Any) -> None:
-        """Write a check and remember it when it failed: every count of wrong things must be zero."""
-        wrong = {name: seen[name] for name in MUST_BE_ZERO if seen.get(name)}
-        self.write(kind, what=what, passed=not wrong, **seen, **values)
-        if wrong:
-            self.failed.append(f"{kind} {what} {values}: {wrong}")
 
 
 def forward_cases(params: dict[str, Any], device: str) -> Iterator[Case]:
@@ -153,7 +127,7 @@ def main() -> None:
         torch.cuda.set_device(local_rank)
     started = time.perf_counter()
     with open(run_dir / f"rank{rank}.jsonl", "w", encoding="utf-8") as stream, torch.no_grad():
-        lines = Lines(stream)
+        lines = JsonLines(stream)
         lines.write("device", rank=rank, **describe_device(device))
         if params["mode"] == "tune":
             from labkit.workers.rmsnorm_grad_tune import tune_backward
@@ -170,7 +144,7 @@ def main() -> None:
 
                     print(f"warmed in {warm_in_parallel(run_dir, warm_compiler):.1f} s", flush=True)
                 for kind, what, run, told in all_cases(params, device):
-                    lines.judge(kind, what, run(), **told)
+                    lines.judge_counts(kind, what, run(), **told)
                 print(f"checks done after {time.perf_counter() - started:.1f} s", flush=True)
             if device == "cuda":
                 from labkit.workers.rmsnorm_shape import time_shapes

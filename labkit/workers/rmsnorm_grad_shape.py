@@ -21,9 +21,9 @@ from labkit.workers import rmsnorm_grad_check as grad_check
 from labkit.workers import rmsnorm_kernels as kernels
 from labkit.workers import rmsnorm_timing as timing
 from labkit.workers import rmsnorm_wide as wide
+from labkit.workers.json_lines import JsonLines
 from labkit.workers.rmsnorm_autotune import backward_shortlist, tuned_setting
 from labkit.workers.rmsnorm_fast import num_multiprocessors
-from labkit.workers.rmsnorm_shape import Report
 
 HEAD_START_CYCLES = 6_000_000
 """GPU spins this long before a round (about 3 ms): autograd takes the host longer than a plain call."""
@@ -31,7 +31,7 @@ RECHECK_ELEMENTS = 2**26
 """About so many elements of dx are compared after the timing; before it, all were."""
 
 
-def time_parts(params: dict[str, Any], lines: Report) -> None:
+def time_parts(params: dict[str, Any], lines: JsonLines) -> None:
     """Every shape of `backward_shapes` and `wide_shapes`; a shape that fails is refused and the next one runs."""
     from labkit.workers.rmsnorm_bench import parse_shape
 
@@ -56,7 +56,7 @@ class PartBench:
 
     def __init__(
         self, part: str, text: str, rows: int, hidden: int, dtype: torch.dtype, *, params: dict[str, Any],
-        lines: Report, flush: timing.Flush,
+        lines: JsonLines, flush: timing.Flush,
     ) -> None:  # fmt: skip
         self.part, self.text, self.params, self.lines, self.flush = part, text, params, lines, flush
         self.eps, self.is_forward = params["eps"], part == "wide_forward"
@@ -193,7 +193,7 @@ class PartBench:
             seen["unwritten_dw"] = self.dw.unwritten()
         seen |= {"unwritten": self.out.unwritten() + seen.pop("unwritten_dw", 0),
                  "guards_touched": self.out.guards_touched()}  # fmt: skip
-        self.lines.judge("grad_recheck", self.part, seen, shape=self.text)
+        self.lines.judge_counts("grad_recheck", self.part, seen, shape=self.text)
         if self.is_forward or self.params["process"]:
             return
         for name in ("native", "compile", "liger"):

@@ -24,8 +24,8 @@ from labkit.workers import rmsnorm_grad as grad
 from labkit.workers import rmsnorm_grad_check as check
 from labkit.workers import rmsnorm_timing as timing
 from labkit.workers import rmsnorm_wide as wide
+from labkit.workers.json_lines import JsonLines
 from labkit.workers.rmsnorm_fast import Config, rmsnorm_fast
-from labkit.workers.rmsnorm_shape import Report
 
 
 def grad_candidates(hidden: int, *, vector: int = 8) -> list[grad.GradConfig]:
@@ -82,7 +82,7 @@ def _compile(job: tuple[str, int, dict[str, Any]]) -> str:
     return ""
 
 
-def tune_backward(params: dict[str, Any], lines: Report, run_dir: Path) -> None:
+def tune_backward(params: dict[str, Any], lines: JsonLines, run_dir: Path) -> None:
     """Compile every candidate in parallel, check each, time all of them interleaved, write grad_tune.json."""
     from labkit.workers.rmsnorm_bench import parse_shape
 

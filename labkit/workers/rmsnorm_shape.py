@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -11,6 +11,7 @@ from labkit.workers import rmsnorm_baselines as baselines
 from labkit.workers import rmsnorm_check as check
 from labkit.workers import rmsnorm_kernels as kernels
 from labkit.workers import rmsnorm_timing as timing
+from labkit.workers.json_lines import JsonLines
 from labkit.workers.rmsnorm_fast import Config, rmsnorm_fast, rmsnorm_report
 
 COLD = ("report_out", "fast", "native", "composite", "compile", "liger", "copy", "copy_again")
@@ -23,20 +24,7 @@ HEAVY = ("composite",)
 """Providers several times slower than the rest: a quarter of the calls a sample."""
 
 
-class Report(Protocol):
-    """Where lines go: rmsnorm_bench.Lines."""
-
-    def write(self, kind: str, **values: Any) -> None:
-        """Append one line."""
-
-    def refuse(self, what: str, error: BaseException, **values: Any) -> None:
-        """Record that one thing could not be measured."""
-
-    def judge(self, kind: str, what: str, seen: dict[str, Any], **values: Any) -> None:
-        """Write a check and remember a failure."""
-
-
-def time_shapes(params: dict[str, Any], lines: Report) -> None:
+def time_shapes(params: dict[str, Any], lines: JsonLines) -> None:
     """The launch floor, then every shape of `params["shapes"]`; a shape that fails is refused and the next one runs."""
     from labkit.workers.rmsnorm_bench import parse_shape
 
@@ -56,7 +44,7 @@ def time_shapes(params: dict[str, Any], lines: Report) -> None:
         print(f"timed {text} in {time.perf_counter() - began:.1f} s", flush=True)
 
 
-def launch_floor(lines: Report, *, rounds: int, flush: timing.Flush) -> None:
+def launch_floor(lines: JsonLines, *, rounds: int, flush: timing.Flush) -> None:
     """Time of a kernel that does nothing: back to back, between two events, and as a graph node."""
     target = torch.zeros(1, device=timing.DEVICE)
     calls: dict[str, timing.Call] = {"empty": lambda _: kernels.empty_kernel[(1,)](target)}
@@ -78,7 +66,7 @@ class ShapeBench:
 
     def __init__(
         self, text: str, rows: int, hidden: int, dtype: torch.dtype, *, params: dict[str, Any], l2_bytes: int,
-        lines: Report, flush: timing.Flush,
+        lines: JsonLines, flush: timing.Flush,
     ) -> None:  # fmt: skip
         self.text, self.params, self.lines, self.l2_bytes = text, params, lines, l2_bytes
         self.eps, self.rounds = params["eps"], params["rounds"]
@@ -215,7 +203,7 @@ class ShapeBench:
         target = self.targets[index]
         seen = check.compare(target.out, self.xs[index], self.w, eps=self.eps)
         seen |= {"unwritten": target.unwritten(), "guards_touched": target.guards_touched()}
-        self.lines.judge("recheck", what, seen, shape=self.text)
+        self.lines.judge_counts("recheck", what, seen, shape=self.text)
 
     def recheck(self) -> None:
         """After the timing: our kernels once more into poisoned outputs; in the first process the baselines' errors."""

@@ -21,8 +21,8 @@ import torch
 from labkit.workers import rmsnorm_baselines as baselines
 from labkit.workers import rmsnorm_check as check
 from labkit.workers import rmsnorm_timing as timing
+from labkit.workers.json_lines import JsonLines
 from labkit.workers.rmsnorm_fast import Config, fits, rmsnorm_fast, rmsnorm_report
-from labkit.workers.rmsnorm_shape import Report
 
 
 def candidates(hidden: int, *, vector: int = 8) -> list[Config]:
@@ -70,7 +70,7 @@ def warm_one(job: tuple[int, dict[str, Any]]) -> str:
     return ""
 
 
-def tune(params: dict[str, Any], lines: Report, run_dir: Path) -> None:
+def tune(params: dict[str, Any], lines: JsonLines, run_dir: Path) -> None:
     """Compile every candidate in parallel, check each, time all of them interleaved, write tune.json."""
     from labkit.workers.rmsnorm_bench import parse_shape
 

@@ -27,7 +27,7 @@ from labkit.workers import rmsnorm_check as check
 from labkit.workers import rmsnorm_kernels as kernels
 from labkit.workers import rmsnorm_timing as timing
 from labkit.workers.cuda_driver import Driver, pack
-from labkit.workers.rmsnorm_bench import Lines
+from labkit.workers.json_lines import JsonLines
 
 DTYPE = torch.float16
 
@@ -46,7 +46,7 @@ def shared_for_blocks(blocks: int, limits: dict[str, int]) -> int:
 class Sweep:
     """Buffers, kernels and calls of one row length."""
 
-    def __init__(self, hidden: int, params: dict[str, Any], lines: Lines, driver: Driver, limits: dict[str, int],
+    def __init__(self, hidden: int, params: dict[str, Any], lines: JsonLines, driver: Driver, limits: dict[str, int],
                  l2_bytes: int) -> None:  # fmt: skip
         self.hidden, self.params, self.lines, self.driver, self.limits = hidden, params, lines, driver, limits
         self.rows, self.eps, self.block = params["rows"], params["eps"], triton.next_power_of_2(hidden)
@@ -131,7 +131,7 @@ class Sweep:
             torch.cuda.synchronize()
             seen = check.compare(target.out, self.xs[0], self.w, eps=self.eps)
             seen |= {"unwritten": target.unwritten(), "guards_touched": target.guards_touched()}
-            self.lines.judge("check", name, seen, hidden=self.hidden)
+            self.lines.judge_counts("check", name, seen, hidden=self.hidden)
 
     def time_all(self, flush: timing.Flush | None) -> None:
         """Stream samples of every call, cold ones too if there is a flush; each round starts at another call."""
@@ -145,7 +145,7 @@ class Sweep:
                 self.lines.write("timing", mode=mode, name=name, hidden=self.hidden, ms=[round(v, 6) for v in values])
 
 
-def run(params: dict[str, Any], lines: Lines) -> bool:
+def run(params: dict[str, Any], lines: JsonLines) -> bool:
     """Both experiments for every row length, the first for all of them first; False if the second could not be done."""
     torch.cuda.set_device(0)
     properties = torch.cuda.get_device_properties(0)
@@ -194,7 +194,7 @@ def main() -> None:
     params = json.loads((run_dir / "params.json").read_text(encoding="utf-8"))
     began = time.perf_counter()
     with open(run_dir / "rank0.jsonl", "w", encoding="utf-8") as stream, torch.no_grad():
-        lines = Lines(stream)
+        lines = JsonLines(stream)
         is_whole = run(params, lines)
         lines.write("done", wall_s=time.perf_counter() - began)
     if not is_whole and not lines.failed:

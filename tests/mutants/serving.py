@@ -1,6 +1,6 @@
 """Planted errors in the scheduler model, the load client and the readers of vLLM's output."""
 
-SCHEDULER, T = "labkit/calc/scheduler.py", "tests/test_calc_scheduler.py"
+POOL, SCHEDULER, T = "labkit/calc/block_pool.py", "labkit/calc/scheduler.py", "tests/test_calc_scheduler.py"
 ENGINE = f"{T}::test_the_real_engine_counted_the_same"
 
 
@@ -9,7 +9,7 @@ def plant(name, file, old, new, *tests):
 
 
 MUTANTS = [
-    plant("the_null_block_is_given_out", SCHEDULER, "self.num_usable = num_blocks - 1", "self.num_usable = num_blocks",
+    plant("the_null_block_is_given_out", POOL, "self.num_usable = num_blocks - 1", "self.num_usable = num_blocks",
           ENGINE),
     plant("a_whole_prompt_can_be_cached", SCHEDULER, "range((sequence.num_tokens - 1) // self.config.block_size)",
           "range(sequence.num_tokens // self.config.block_size)",
@@ -18,13 +18,13 @@ MUTANTS = [
           ENGINE),
     plant("the_preempted_goes_to_the_end", SCHEDULER, "self.waiting.insert(0, victim)", "self.waiting.append(victim)",
           ENGINE),
-    plant("a_prefix_is_freed_before_its_tail", SCHEDULER, "for block in reversed(blocks):", "for block in blocks:",
+    plant("a_prefix_is_freed_before_its_tail", POOL, "for block in reversed(blocks):", "for block in blocks:",
           f"{T}::test_a_tail_is_evicted_before_its_prefix"),
     plant("idle_cached_blocks_count_as_room", SCHEDULER,
           "new + sum(self.pool.references[block] == 0 for block in found)", "new", ENGINE, f"{T}::test_invariants"),
     plant("admission_by_the_first_chunk", SCHEDULER, "if self.config.reserve_full_prompt and not",
           "if False and not", ENGINE),
-    plant("partial_blocks_wait_their_turn", SCHEDULER, "if self.reuse_partial_first:", "if False:", ENGINE),
+    plant("partial_blocks_wait_their_turn", POOL, "if self.reuse_partial_first:", "if False:", ENGINE),
     plant("salts_are_ignored", SCHEDULER, "else self.job.salt", "else ''", f"{T}::test_a_salt_keeps_tenants_apart"),
     plant("admission_after_a_preemption", SCHEDULER, "if not preempted:", "if True:", ENGINE),
     plant("an_html_page_is_a_page", "labkit/analyze/prometheus.py", "if num_odd:", "if False:",
