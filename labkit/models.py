@@ -55,6 +55,28 @@ class ModelSpec:
     layer_pattern: str | None = None
     """Kinds of the layers, repeated from the first: f full attention, s sliding window, l linear attention or state
     space (no cache that grows). None: all full."""
+    architecture: str | None = None
+    """Hugging Face model type whose modules these shapes are of, e.g. "qwen2". None: shapes for formulas only."""
+    max_positions: int | None = None
+    """Longest sequence that the configuration allows; rotary positions."""
+    rope_theta: float | None = None
+    norm_eps: float | None = None
+    qkv_bias: bool | None = None
+    """Whether the query, key and value projections have a bias."""
+    qk_norm: bool | None = None
+    """Whether queries and keys are normalised per head, each with one weight of a head's width."""
+    q_lora_rank: int | None = None
+    """Multi-head latent attention: width of the query's latent; None: queries are projected at once."""
+    qk_nope_head_dim: int | None = None
+    """Multi-head latent attention: width of a key head without the rotary part."""
+    v_head_dim: int | None = None
+    """Multi-head latent attention: width of a value head."""
+    num_shared_experts: int | None = None
+    """Experts that every token goes through, each as wide as a routed one."""
+    first_dense_layers: int | None = None
+    """Layers, from the first, with a dense MLP instead of experts. None where `num_experts` is given: not recorded."""
+    norm_topk_prob: bool | None = None
+    """Whether the router's chosen probabilities are scaled to sum to one."""
 
     @property
     def is_mla(self) -> bool:
