@@ -4,11 +4,12 @@ PYTHON ?= python3
 PORT ?= 8899
 PY := .venv/bin/python
 
-.PHONY: help setup lab test book serve site mutants lint bench clean
+.PHONY: help setup engine lab test book serve site mutants lint bench clean
 
 help:
 	@echo "make lab [PRESET=smoke|cpu|gpu1|gpu2|gpu8]   run every lab here, build the book, show the results"
 	@echo "make test      run the whole test suite"
+	@echo "make engine    install vLLM beside the labs, in .engines/vllm (make lab and make book do it too)"
 	@echo "make book      build the book (runs the labs that have no executed copy yet)"
 	@echo "make serve     open the notebooks in JupyterLab"
 	@echo "make site      open the built book in a headless Chromium with the network blocked (needs chromium)"
@@ -20,13 +21,16 @@ help:
 setup:
 	@$(PYTHON) labkit/bootstrap.py
 
-lab: setup
+engine: setup
+	@$(PY) -m labkit engine install || echo "setup: the vLLM labs will show records instead of running" >&2
+
+lab: engine
 	@$(PY) -m labkit lab --preset $(PRESET)
 
 test: setup
 	@$(PY) -m pytest -q
 
-book: setup
+book: engine
 	@$(PY) -m labkit batch --preset $(PRESET) --missing --quiet
 	@$(PY) -m labkit book
 

@@ -7,6 +7,7 @@ preset, the time it took and a hash of what it was made from. The book reads the
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.paths import BUILD, EXECUTED, NOTEBOOKS, ROOT, runs_root
-from labkit.presets import UsageError, available_presets, choose_preset, unknown_name
+from labkit.presets import UsageError, available_presets, build_params, choose_preset, unknown_name
 from labkit.records import RecordError, RunRecord, load_record, utc_now, write_json
 
 CELL_TIMEOUT_S = 1800
@@ -42,7 +43,11 @@ def run_all(
 ) -> list[dict[str, Any]]:
     """Run the notebooks of `slugs` in page order; one failing lab does not stop the next.
 
-    Returns: one dict a lab: slug, preset, status (`ok`, `failed`, `kept`), wall_s, run_id, oracles, claims, reason.
+    A lab that lacks what it needs here (its `missing` says so) is not run: its notebook replays the newest committed
+    record, so that the page is whole, and the reason is told.
+
+    Returns: one dict a lab: slug, preset, status (`ok`, `failed`, `kept`, `not run here`), wall_s, run_id, oracles,
+        claims, reason.
     Raises: UsageError for an unknown preset or a notebook without the parameters that a batch sets.
     """
     notebooks = sorted((notebook_of(slug) for slug in slugs), key=lambda path: path.name)
@@ -54,7 +59,8 @@ def run_all(
         if missing and _is_current(notebook, chosen[slug]):
             results.append({**_read_stamp(notebook), "status": "kept"})
         else:
-            results.append(_run_one(slug, notebook, preset=chosen[slug], quiet=quiet, log=log))
+            why = _missing(slug, chosen[slug])
+            results.append(_run_one(slug, notebook, preset=chosen[slug], missing=why, quiet=quiet, log=log))
         results[-1] |= _ledger_counts(slug)
         log(f"[{number}/{len(plan)}] {slug} {results[-1]['status']} after {results[-1]['wall_s']:.0f} s")
     return results
@@ -70,13 +76,20 @@ def _resolve(slug: str, preset: str) -> str:
     return preset
 
 
+def _missing(slug: str, preset: str) -> str | None:
+    """What a lab lacks on this machine at this preset, in its own words; None when it can run."""
+    module = importlib.import_module(f"labkit.experiments.{slug}")
+    params = build_params(module.Params, slug, preset, {})
+    return module.missing(params.device) if hasattr(module, "missing") else None
+
+
 def _run_one(
-    slug: str, notebook: Path, *, preset: str, quiet: bool, log: Callable[[str], None]
+    slug: str, notebook: Path, *, preset: str, missing: str | None, quiet: bool, log: Callable[[str], None]
 ) -> dict[str, Any]:
     import papermill
     from papermill.exceptions import PapermillExecutionError
 
-    parameters = {"mode": "live", "preset": preset}
+    parameters = {"mode": "replay" if missing else "live", "preset": preset}
     unknown = parameters.keys() - papermill.inspect_notebook(str(notebook)).keys()
     if unknown:
         raise UsageError(f"{notebook.name}: its parameters cell lacks {', '.join(sorted(unknown))}")
@@ -97,7 +110,10 @@ def _run_one(
         status, reason = "failed", f"cell {error.exec_count}: {error.ename}: {str(error.evalue).splitlines()[0]}"
     except Exception as error:  # a dead kernel or a timeout: nbclient's own errors
         status, reason = "failed", f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    if status == "failed":
+    if missing:
+        reason = f"not run here: {missing}" + (f"; and no record to show ({reason})" if reason else "")
+        status = "not run here"
+    if reason:
         log(f"  {slug}: {reason}")
     made = sorted(set(runs_root().glob(f"{slug}/*")) - before, key=lambda path: path.name)
     record = _record_or_none(made[-1]) if made else None

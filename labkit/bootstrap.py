@@ -1,7 +1,7 @@
 """Set up `.venv` from the pinned lock, with nothing but a Python 3.11 or 3.12: `python3 labkit/bootstrap.py`.
 
-Standard library only; run by the Makefile, imported by nobody. It is idempotent and resumes: a second call on a
-finished environment does no work, a call after an interruption goes on where pip stopped.
+Standard library only; run by the Makefile, imported by labkit.engine.install alone. It is idempotent and resumes: a
+second call on a finished environment does no work, a call after an interruption goes on where pip stopped.
 
 torch: on a machine without a GPU the CPU build is taken from whatever index or folder pip is configured with, else from
 PyTorch's own CPU index. On a GPU host a torch >= 2.11 that is already there is used, else the CUDA build is installed.
@@ -62,23 +62,23 @@ def has_gpu() -> bool:
     return os.environ.get("LABKIT_CPU") != "1" and quiet(["nvidia-smi", "-L"])
 
 
-def pip(*arguments: str) -> bool:
-    """Run pip in the environment, output to build/setup.log; True if it exits 0."""
-    with open(LOG, "a", encoding="utf-8") as log:
+def pip(*arguments: str, python: Path = PYTHON, log_file: Path = LOG) -> bool:
+    """Run pip in an environment, output to a log; True if it exits 0."""
+    with open(log_file, "a", encoding="utf-8") as log:
         log.write(f"\n$ pip {' '.join(arguments)}\n")
         log.flush()
-        argv = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", *arguments]
+        argv = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
         return subprocess.run(argv, stdout=log, stderr=log).returncode == 0
 
 
-def make_venv(*, system_site: bool) -> None:
-    """Create `.venv`, or keep a working one of the same kind."""
-    config = VENV / "pyvenv.cfg"
+def make_venv(venv: Path = VENV, *, system_site: bool) -> None:
+    """Create an environment, or keep a working one of the same kind."""
+    config = venv / "pyvenv.cfg"
     same = config.is_file() and f"include-system-site-packages = {str(system_site).lower()}" in config.read_text()
-    if same and quiet([str(PYTHON), "-m", "pip", "--version"]):
+    if same and quiet([str(venv / "bin" / "python"), "-m", "pip", "--version"]):
         return
-    say("creating .venv")
-    argv = [sys.executable, "-m", "venv", "--clear", *(["--system-site-packages"] if system_site else []), str(VENV)]
+    say(f"creating {venv.relative_to(ROOT)}")
+    argv = [sys.executable, "-m", "venv", "--clear", *(["--system-site-packages"] if system_site else []), str(venv)]
     if quiet(argv):
         return
     if os.geteuid() == 0 and shutil.which("apt-get"):
@@ -94,23 +94,26 @@ def install_torch(*, gpu: bool) -> str:
     """Install torch and Triton; returns one line saying what is there."""
     if quiet([str(PYTHON), "-c", HAS_TORCH]):
         return "torch is there"
-    common = ("install", "--no-deps", "--no-input")
     if gpu:
         # With dependencies: the CUDA libraries are separate wheels that this torch pins itself.
         if pip("install", "--no-input", f"torch=={TORCH}"):
             return f"torch {TORCH}, CUDA build"
         stop(f"torch {TORCH} (CUDA build) was refused; the last lines of {LOG.relative_to(ROOT)} say why")
-    for extra in ((), ("--index-url", TORCH_CPU_INDEX)):
-        if pip(*common, *extra, f"torch=={TORCH}+cpu"):
-            break
-    else:
+    if not install_torch_cpu():
         stop(
             f"no torch=={TORCH}+cpu: neither pip's configured indexes and folders nor PyTorch's CPU index has it for "
             f"Python {sys.version_info[0]}.{sys.version_info[1]}; see {LOG.relative_to(ROOT)}"
         )
-    if not pip(*common, f"triton=={TRITON}"):
+    if not pip("install", "--no-deps", "--no-input", f"triton=={TRITON}"):
         stop(f"triton=={TRITON} was refused; see {LOG.relative_to(ROOT)}")
     return f"torch {TORCH}, CPU build"
+
+
+def install_torch_cpu(*, python: Path = PYTHON, log_file: Path = LOG) -> bool:
+    """The CPU build of torch, from where pip is told to look or from the own index of PyTorch; True if it is there."""
+    common = ("install", "--no-deps", "--no-input", f"torch=={TORCH}+cpu")
+    return any(pip(*common, *extra, python=python, log_file=log_file)
+               for extra in ((), ("--index-url", TORCH_CPU_INDEX)))
 
 
 def fingerprint(*, gpu: bool, system_site: bool) -> str:

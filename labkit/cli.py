@@ -1,6 +1,7 @@
 """The command line. stdout is data (`--json` for programs), stderr is progress; exit 0 good, 1 failed run, 2 usage.
 
-labkit doctor | list | run SLUG | batch | lab | book | runs ... | analyze KIND PATH... | claims ... | calc TOPIC
+labkit doctor | list | run SLUG | batch | lab | book | engine ... | runs ... | claims ... | analyze KIND PATH... |
+labkit calc TOPIC
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from labkit.cli_engine import engine_app
 from labkit.cli_ledger import claims_app, runs_app
 from labkit.cli_output import AsJson, emit, emit_table, fail, log, make_group, one_line_errors, print_record
 from labkit.presets import UsageError, available_presets, build_params, choose_preset, unknown_name
@@ -24,6 +26,7 @@ from labkit.records import RunRecord
 app = make_group("An executable AI-infrastructure lab: claims that run.")
 app.add_typer(runs_app, name="runs")
 app.add_typer(claims_app, name="claims")
+app.add_typer(engine_app, name="engine")
 Preset = Annotated[str, typer.Option(help="smoke, cpu, gpu1, gpu2, gpu8, or auto: the best this machine supports.")]
 Overrides = Annotated[list[str] | None, typer.Option("-p", "--param", metavar="NAME=VALUE", help="Set one parameter.")]
 RunId = Annotated[str | None, typer.Option(help="Name of the run directory; made from date and machine if absent.")]

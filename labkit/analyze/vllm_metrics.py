@@ -134,6 +134,20 @@ def page_summary(text: str) -> dict[str, Any]:
     }
 
 
+def gauges_now(text: str) -> dict[str, float | int | None]:
+    """What a sampler wants of a page: gauges of this moment and three totals since the server's start.
+
+    Returns: running, waiting (requests), kv_cache_usage (0 to 1), hit_tokens, query_tokens, preemptions; None where the
+        page has none.
+    Raises: ValueError when the page cannot be used.
+    """
+    page = Page(text)
+    if page.error:
+        raise ValueError(page.error)
+    totals = {"hit_tokens": "prefix_cache_hits", "query_tokens": "prefix_cache_queries", "preemptions": "preemptions"}
+    return {**_gauges(page), **{ours: _whole(total(page.counter(name))) for ours, name in totals.items()}}
+
+
 def pair_summary(before_text: str, after_text: str) -> dict[str, Any]:
     """What happened between two scrapes of one server.
 

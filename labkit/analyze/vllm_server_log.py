@@ -74,6 +74,11 @@ def parse_server_log(text: str) -> dict[str, Any]:
             "num_errors": num_errors}
 
 
+def first_cause(text: str) -> str | None:
+    """The first error of a log that is no consequence of another, also after the server had been ready; or None."""
+    return next((cause for raw in text.splitlines() if (cause := _cause(_bare(raw)[0]))), None)
+
+
 def _bare(raw: str) -> tuple[str, str | None]:
     """A line without colours, process tag, level and place; and its level."""
     line = _TAG.sub("", _ANSI.sub("", raw).strip()).strip()

@@ -1,1 +1,1 @@
-"""The serving engine of the serving labs: finding it, installing it, and the model folders it is started with."""
+"""The serving engine beside the labs: finding it, installing it, model folders for it."""

@@ -14,6 +14,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
@@ -98,53 +99,117 @@ def run_program(
 
     Raises: ValueError for a bad argument; LaunchError if the program cannot be started or the log cannot be written.
     """
+    running = start_program(argv, run_dir=run_dir, timeout_s=timeout_s, env=env, grace_s=grace_s)
+    try:
+        running.relay(progress)
+    finally:
+        # Reached by Ctrl-C and by an exception in `progress` too.
+        running.stop()
+    return running.finish()
+
+
+class Running:
+    """A program under its guard; made by `start_program`. `stop` must be called, whatever happens."""
+
+    def __init__(self, argv: Sequence[str], *, run_dir: Path, timeout_s: float, env: Mapping[str, str] | None,
+                 grace_s: float) -> None:
+        self.log, self.tail, self.grace_s = run_dir / LOG_NAME, LogTail(), grace_s
+        self._report_read, report_write = os.pipe()
+        spec = {"argv": list(argv), "timeout_s": timeout_s, "grace_s": grace_s, "report_fd": report_write,
+                "parent": os.getpid()}
+        try:
+            # Unbuffered: what is in the log is there when this process is killed, and closing it cannot fail.
+            self._log_stream = open(self.log, "ab", buffering=0)  # noqa: SIM115 (closed by `stop`)
+        except OSError as error:
+            os.close(self._report_read)
+            os.close(report_write)
+            raise LaunchError(f"cannot write {LOG_NAME}: {error.strerror}", log_path=self.log) from None
+        try:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-m", "labkit.launch.guard", json.dumps(spec)], cwd=run_dir, env=_environment(env),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=[report_write],
+                start_new_session=True)
+        except BaseException:
+            self._log_stream.close()
+            os.close(self._report_read)
+            raise
+        finally:
+            os.close(report_write)
+        assert self._guard.stdin is not None and self._guard.stdout is not None
+        self._stdin, self._stdout = self._guard.stdin, self._guard.stdout
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._pump = _Pump(self._stdout, self._log_stream, self._lines, stop=self._stdin.close)
+        self._report: dict[str, Any] | None = None
+        self._pump.start()
+
+    def is_alive(self) -> bool:
+        """Whether the program runs; its guard ends right after it."""
+        return self._guard.poll() is None
+
+    def relay(self, progress: Progress | None, *, timeout_s: float | None = None) -> bool:
+        """Hand over lines of output until it ends, or for `timeout_s`; False when it has ended.
+
+        A guard that is gone ends it too, should a pipe stay open. An exception in `progress` comes out of here.
+        """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left = 1.0 if end is None else min(1.0, end - time.monotonic())
+            if left <= 0:
+                return True
+            try:
+                line = self._lines.get(timeout=left)
+            except queue.Empty:
+                if self._guard.poll() is not None:
+                    return False
+                continue
+            if line is None:
+                return False
+            self.tail.add(line)
+            if progress is not None:
+                progress(line)
+
+    def stop(self) -> None:
+        """End the program and everything it started, and wait until they are gone; again: nothing."""
+        if self._report is not None:
+            return
+        with contextlib.suppress(OSError):
+            self._stdin.close()  # the guard reads the end of this pipe as the order to stop
+        _wait_for_guard(self._guard, self.grace_s)
+        self._pump.join(timeout=5.0)
+        if not self._pump.is_alive():
+            self._stdout.close()
+        while self._lines.qsize():  # what nobody has asked for yet belongs to the tail
+            if (line := self._lines.get()) is not None:
+                self.tail.add(line)
+        with open(self._report_read, "rb", buffering=0) as stream:
+            self._report = _read_report(stream, self.tail)
+        self._log_stream.close()
+
+    def finish(self) -> Ended:
+        """How it ended; stops it first. Raises LaunchError if it never started or its log could not be written."""
+        self.stop()
+        report = self._report
+        assert report is not None
+        if self._pump.error is not None:
+            raise LaunchError(f"cannot write {LOG_NAME}: {self._pump.error.strerror}", log_path=self.log)
+        if "error" in report:
+            raise LaunchError(report["error"], log_path=self.log, error=report["error"])
+        return Ended(exitcode=report["exitcode"], timed_out=report["reason"] == "deadline", wall_s=report["wall_s"],
+                     ended=[p["name"] for p in report["ended"]], shm_removed=report["shm_removed"], log=self.log,
+                     tail=self.tail)
+
+
+def start_program(
+    argv: Sequence[str], *, run_dir: Path, timeout_s: float, env: Mapping[str, str] | None = None,
+    grace_s: float = GRACE_S,
+) -> Running:
+    """Start `argv` as `run_program` does, and come back at once. The caller must call `stop` in the end."""
     run_dir = Path(run_dir).resolve()
     if not run_dir.is_dir():
         raise ValueError(f"run_dir={str(run_dir)!r}: expected an existing folder")
     if not 0 < timeout_s < float("inf"):
         raise ValueError(f"timeout_s={timeout_s!r}: expected a finite number of seconds above 0")
-    log = run_dir / LOG_NAME
-    report_read, report_write = os.pipe()
-    spec = {"argv": list(argv), "timeout_s": timeout_s, "grace_s": grace_s, "report_fd": report_write,
-            "parent": os.getpid()}
-    try:
-        # Unbuffered: what is in the log is there when this process is killed, and closing it cannot fail.
-        log_stream = open(log, "ab", buffering=0)  # noqa: SIM115 (closed below, after the reader thread)
-    except OSError as error:
-        os.close(report_read)
-        os.close(report_write)
-        raise LaunchError(f"cannot write {LOG_NAME}: {error.strerror}", log_path=log) from None
-    tail = LogTail()
-    with log_stream, open(report_read, "rb", buffering=0) as report_stream:
-        try:
-            guard = subprocess.Popen(
-                [sys.executable, "-m", "labkit.launch.guard", json.dumps(spec)], cwd=run_dir, env=_environment(env),
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=[report_write],
-                start_new_session=True)
-        finally:
-            os.close(report_write)
-        assert guard.stdin is not None and guard.stdout is not None
-        lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        pump = _Pump(guard.stdout, log_stream, lines, stop=guard.stdin.close)
-        pump.start()
-        try:
-            _relay(lines, guard, tail, progress)
-        finally:
-            # Reached by Ctrl-C and by an exception in `progress` too: closing the pipe tells the guard to stop the run.
-            with contextlib.suppress(OSError):
-                guard.stdin.close()
-            _wait_for_guard(guard, grace_s)
-            pump.join(timeout=5.0)
-            if not pump.is_alive():
-                guard.stdout.close()
-        report = _read_report(report_stream, tail)
-    if pump.error is not None:
-        raise LaunchError(f"cannot write {LOG_NAME}: {pump.error.strerror}", log_path=log)
-    if "error" in report:
-        raise LaunchError(report["error"], log_path=log, error=report["error"])
-    return Ended(exitcode=report["exitcode"], timed_out=report["reason"] == "deadline",
-                 wall_s=report["wall_s"], ended=[p["name"] for p in report["ended"]],
-                 shm_removed=report["shm_removed"], log=log, tail=tail)
+    return Running(argv, run_dir=run_dir, timeout_s=timeout_s, env=env, grace_s=grace_s)
 
 
 class _Pump(threading.Thread):
@@ -169,23 +234,6 @@ class _Pump(threading.Thread):
                         self.stop_run()
             self.lines.put(line.decode("utf-8", "replace").rstrip("\r\n"))
         self.lines.put(None)
-
-
-def _relay(lines: queue.SimpleQueue[str | None], guard: subprocess.Popen[bytes], tail: LogTail,
-           progress: Progress | None) -> None:
-    """Hand over the lines until the output ends; a guard that is gone ends it too, should a pipe stay open."""
-    while True:
-        try:
-            line = lines.get(timeout=1.0)
-        except queue.Empty:
-            if guard.poll() is not None:
-                return
-            continue
-        if line is None:
-            return
-        tail.add(line)
-        if progress is not None:
-            progress(line)
 
 
 def _wait_for_guard(guard: subprocess.Popen[bytes], grace_s: float) -> None:

@@ -5,7 +5,7 @@
 
 `torch.save` streams through a hash into a temporary file. The gather of what each rank wrote is the barrier. Then rank
 0 publishes the manifest and tells all whether it did. A rank that cannot write says so, instead of leaving the others
-to wait for their timeout.
+to wait for their timeout. `labkit.workers.checkpoint_talk` has the messages.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ from torch import distributed as dist
 
 from labkit.checkpoints import CheckpointError, FileEntry, begin, commit, newest_good, step_dir, write_file
 from labkit.checkpoints.save import At
+from labkit.workers.checkpoint_talk import Talk, cut
 from labkit.workers.session import Session
 
 MAIN = "main.pt"
-Gather = Callable[[Any], list[Any]]
 
 
 def rank_file(rank: int) -> str:
@@ -35,7 +36,7 @@ def rank_file(rank: int) -> str:
 
 def save(
     session: Session, root: Path, *, step: int, main: dict[str, Any], own: dict[str, Any], algorithm: str,
-    skipping_rank: int | None = None, durable: bool = True, at: At | None = None, gather: Gather | None = None,
+    skipping_rank: int | None = None, durable: bool = True, at: At | None = None, talk: Talk | None = None,
 ) -> dict[str, float]:
     """Save one step; when it returns, every rank knows that it is committed.
 
@@ -49,31 +50,31 @@ def save(
         skipping_rank: this rank writes nothing: a fault to try.
         durable: fsync.
         at: see `labkit.checkpoints.save`.
-        gather: collects a value of every rank; the session's own if not given.
+        talk: how the ranks tell each other; over the job's own group if not given.
 
     Returns: {"hash_s", "commit_s"}: seconds of this rank in the hash, and from its last write to the end.
     Raises: CheckpointError on every rank if one rank did not write or the files are not all there.
     """
-    collect = gather or session.gather
+    talk = talk or Talk(session)
     directory = step_dir(root, step)
     timing: dict[str, float] = {}
     found: list[FileEntry] = []
-    problem = _attempt(lambda: begin(directory)) if session.rank == 0 else None
-    _agree(collect, problem)
+    _heed(talk.verdict(_attempt(lambda: begin(directory)) if session.rank == 0 else None))
     files = {**({MAIN: main} if session.rank == 0 else {}), rank_file(session.rank): own}
+    problem = None
     if session.rank != skipping_rank:
         problem = _attempt(lambda: found.extend(
             write_file(directory, name, lambda stream, state=state: torch.save(state, stream), rank=session.rank,
                        algorithm=algorithm, durable=durable, at=at, timing=timing)
             for name, state in files.items()))
     started = time.perf_counter()
-    all_found = collect((found, problem))
-    problem = next((f"rank {rank}: {why}" for rank, (_, why) in enumerate(all_found) if why), None)
+    reports = talk.report([[asdict(entry) for entry in found], cut(problem)])
+    problem = next((f"rank {rank}: {why}" for rank, (_, why) in enumerate(reports) if why), None)
     if session.rank == 0 and problem is None:
         problem = _attempt(lambda: commit(
-            directory, [entry for entries, _ in all_found for entry in entries], step=step,
+            directory, [FileEntry(**entry) for entries, _ in reports for entry in entries], step=step,
             world_size=session.world_size, algorithm=algorithm, durable=durable, at=at))
-    _agree(collect, problem)
+    _heed(talk.verdict(problem))
     return {"hash_s": timing.get("hash_s", 0.0), "commit_s": time.perf_counter() - started}
 
 
@@ -106,7 +107,7 @@ class AsyncSaver:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.group = dist.new_group(backend="gloo")
+        self.talk = Talk(session, dist.new_group(backend="gloo"))
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -129,7 +130,7 @@ class AsyncSaver:
         def work() -> None:
             try:
                 save(self.session, root, step=step, main=copies[0], own=copies[1], algorithm=algorithm,
-                     durable=durable, gather=self._gather)
+                     durable=durable, talk=self.talk)
             except BaseException as error:  # handed to the thread that waits
                 self._error = error
 
@@ -144,11 +145,6 @@ class AsyncSaver:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-
-    def _gather(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self.session.world_size
-        dist.all_gather_object(values, value, group=self.group)
-        return values
 
 
 def host_copy(value: Any) -> Any:
@@ -173,8 +169,7 @@ def _attempt(action: Callable[[], Any]) -> str | None:
     return None
 
 
-def _agree(collect: Gather, problem: str | None) -> None:
-    """A barrier that also carries bad news: every rank raises what any rank has to say."""
-    for said in collect(problem):
-        if said:
-            raise CheckpointError(said)
+def _heed(problem: str | None) -> None:
+    """Every rank raises what rank 0 has said."""
+    if problem:
+        raise CheckpointError(problem)
