@@ -9,6 +9,7 @@ metadata. A probe that fails makes its answer unknown (None); it never makes the
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import os
 import pkgutil
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import experiments, machine
+from labkit.engine.find import Engine, EngineMissing, find_engine
 from labkit.machine import Machine
 from labkit.paths import ROOT, runs_root
 from labkit.presets import available_presets
@@ -48,7 +50,7 @@ def report() -> dict[str, Any]:
     """Examine this machine.
 
     Returns: {"machine": Machine as JSON, "tools": {name: version, "found" or None}, "counters": {"admin_only",
-        "allowed"} (None: unknown), "vllm_engine": whether the separate environment exists, "disk_free_bytes",
+        "allowed"} (None: unknown), "vllm_engine": its version and what it is built for or None, "disk_free_bytes",
         "labs": [{"slug", "preset", "can_run", "missing"}]}; `missing` is one line, or None where it can run.
     """
     here = machine.detect()
@@ -59,7 +61,7 @@ def report() -> dict[str, Any]:
         "machine": here.to_json(),
         "tools": tools,
         "counters": counter_permission(),
-        "vllm_engine": (ROOT / ".engines" / "vllm").is_dir(),
+        "vllm_engine": next((found.as_result() for found in _engines()), None),
         "disk_free_bytes": disk,
         "labs": [
             {"slug": slug, "preset": preset, "can_run": missing is None, "missing": missing}
@@ -97,12 +99,29 @@ def missing_for(slug: str, preset: str, *, here: Machine, disk_free_bytes: int |
     version = here.software.get("torch", "")
     if needed and "torch" in packages and "+cpu" in version:
         return f"a GPU build of torch, found {version}"
+    if needs_engine(slug):
+        try:
+            find_engine("cuda" if needed else "cpu")
+        except EngineMissing as error:
+            return f"vLLM: {error}"
     memory, memory_needed = here.cpu.memory_bytes, MEMORY_NEEDED_BYTES.get(preset, 0)
     if memory is not None and memory < memory_needed:
         return f"{format_bytes(memory_needed)} of memory, found {format_bytes(memory)}"
     if disk_free_bytes is not None and disk_free_bytes < DISK_NEEDED_BYTES:
         return f"{format_bytes(DISK_NEEDED_BYTES)} of free disk for runs, found {format_bytes(disk_free_bytes)}"
     return None
+
+
+def needs_engine(slug: str) -> bool:
+    """Whether a lab runs a vLLM server: its source imports what finds one."""
+    tree = ast.parse((Path(experiments.__path__[0]) / f"{slug}.py").read_text(encoding="utf-8"))
+    return any(module.startswith("labkit.engine.find.") for module in _imported(tree))
+
+
+def _engines() -> Iterator[Engine]:
+    for device in ("cuda", "cpu"):
+        with contextlib.suppress(EngineMissing):
+            yield find_engine(device)
 
 
 def needed_packages(slug: str) -> list[str]:
@@ -224,8 +243,8 @@ def _machine_lines(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     answers = {True: "may be read", False: change, None: "unknown (no NVIDIA driver)"}
     without = "" if tools["ncu"] or not found["gpus"] else "; ncu is not installed, so hw_counters gpu1 cannot count"
     yield "counters", answers[report["counters"]["allowed"]] + without
-    if report["vllm_engine"]:
-        yield "engines", "vllm installed"
+    if engine := report["vllm_engine"]:
+        yield "engine", f"vLLM {engine['vllm']}, {engine['built_for']} build, torch {engine['torch']}"
     disk = report["disk_free_bytes"]
     yield "disk", "unknown" if disk is None else f"{format_bytes(disk)} free for runs"
 
