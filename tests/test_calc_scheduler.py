@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,7 +133,56 @@ def test_largest_concurrency_is_quiet_and_one_more_is_not():
     assert largest_concurrency(prompt_tokens=5000, output_tokens=1, config=engine) == 0
 
 
+@settings(max_examples=40)
+@given(LOADS, st.integers(6, 30), st.lists(st.integers(0, 30), min_size=12, max_size=12), st.integers(4, 64))
+def test_arrivals_seen_in_a_trace_give_the_same_trace(load, num_blocks, times, budget):
+    """The step in which a job's first part ran is as good as its arrival: the engine's log gives the first."""
+    engine_config = config(num_blocks=num_blocks, block_size=4, max_num_batched_tokens=budget,
+                           enable_prefix_caching=False)
+    jobs = [Job(prompt_ids=(i,) * length, output_tokens=output) for i, (length, output, _) in enumerate(load)
+            if -(-(length + output - 1) // 4) < num_blocks]
+    first, again = Scheduler(engine_config), Scheduler(engine_config)
+    began = {}
+    admit = first._admit_waiting
+
+    def note(budget, scheduled):
+        admit(budget, scheduled)
+        for sequence in first.running:
+            began.setdefault(sequence.number, first.num_steps)
+
+    first._admit_waiting = note
+    arrivals = sorted(times[: len(jobs)])
+    seen = simulate(jobs, engine_config, arrivals=arrivals, scheduler=first)
+    replayed = simulate(jobs, engine_config, arrivals=[began[i] for i in range(len(jobs))], scheduler=again)
+    assert [replace(step, waiting=0) for step in first.trace] == [replace(step, waiting=0) for step in again.trace]
+    assert first.preempted == again.preempted and seen == {**replayed, "peak_waiting": seen["peak_waiting"]}
+
+
+def test_a_trace_adds_up_to_the_counts():
+    engine_config = config(num_blocks=1170, max_num_seqs=32, max_num_batched_tokens=2048, enable_prefix_caching=False)
+    engine = Scheduler(engine_config)
+    seen = simulate([Job(prompt_ids=ids, output_tokens=512) for ids in prompts(16, 1024)], engine_config,
+                    scheduler=engine)
+    assert len(engine.trace) == seen["num_steps"] and len(engine.preempted) == seen["preemptions"] == 4
+    assert sum(lost for _, _, lost in engine.preempted) == seen["recomputed_tokens"]
+    assert sum(step.context_tokens for step in engine.trace) == 16 * 1024
+    assert sum(step.generation_tokens for step in engine.trace) == 16 * 511 + seen["recomputed_tokens"]
+    assert [number for _, number, _ in engine.preempted] == [15, 14, 13, 12], "the last to arrive goes first"
+    # Each victim goes when those that run would need one more block each than there are: 73, 77, 83, 89 full blocks.
+    assert [-(-lost // 16) for _, _, lost in engine.preempted] == [73, 77, 83, 89]
+    assert engine.trace[-1].usage == 0 and max(seen["end_steps"]) == seen["num_steps"]
+
+
+def test_an_idle_engine_makes_no_steps():
+    jobs = [Job(prompt_ids=tuple(range(8)), output_tokens=3)] * 2
+    seen = simulate(jobs, config(enable_prefix_caching=False), arrivals=[0, 50])
+    assert seen["num_steps"] == 6 and seen["first_steps"] == [1, 4]
+
+
 @pytest.mark.parametrize(("make", "message"), [
+    (lambda: simulate([Job(prompt_ids=(1,), output_tokens=1)], config(), arrivals=[1], concurrency=1), "arrivals"),
+    (lambda: simulate([Job(prompt_ids=(1,), output_tokens=1)], config(), arrivals=[]), "arrivals"),
+    (lambda: simulate([Job(prompt_ids=(1,), output_tokens=1)] * 2, config(), arrivals=[2, 1]), "rising"),
     (lambda: config(num_blocks=1), "num_blocks"), (lambda: config(block_size=0), "block_size"),
     (lambda: Scheduler(config()).add(Job(prompt_ids=(), output_tokens=1)), "at least one prompt token"),
     (lambda: Scheduler(config(num_blocks=3)).add(Job(prompt_ids=(1,) * 33, output_tokens=1)), "at most 2 blocks"),

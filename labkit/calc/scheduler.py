@@ -86,6 +86,22 @@ class _Sequence:
         return self.hashes[index]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one forward pass had to do, and what was left when it had ended."""
+
+    context_requests: int
+    """Requests in it without an output token yet: prompts and parts of prompts."""
+    context_tokens: int
+    generation_requests: int
+    generation_tokens: int
+    """One for each of them, more where a preempted request computes its past again."""
+    running: int
+    waiting: int
+    usage: float
+    """Share of the usable blocks, 0 to 1, after requests that ended in this pass gave theirs back."""
+
+
 class Scheduler:
     """The engine's queues and its cache. `add` requests, then `step` until `is_idle`."""
 
@@ -101,6 +117,9 @@ class Scheduler:
         self.peak_usage = 0.0
         self.peak_running = 0
         self.peak_waiting = 0
+        self.trace: list[Step] = []
+        self.preempted: list[tuple[int, int, int]] = []
+        """(step from 1 on, request in order of arrival, tokens it has to compute again) of each preemption."""
         self._num_added = 0
 
     @property
@@ -133,12 +152,18 @@ class Scheduler:
         self.peak_running = max(self.peak_running, len(self.running))
         self.peak_usage = max(self.peak_usage, self.pool.usage)
         self.num_steps += 1
+        context = [tokens for sequence, tokens in scheduled if sequence.num_output == 0]
         ended = [sequence for sequence, tokens in scheduled if self._compute(sequence, tokens)]
         for sequence in ended:
             sequence.end_step = self.num_steps
             self.running.remove(sequence)
             self.pool.give_back(sequence.blocks)
             self.done.append(sequence)
+        self.trace.append(Step(
+            context_requests=len(context), context_tokens=sum(context),
+            generation_requests=len(scheduled) - len(context),
+            generation_tokens=sum(tokens for _, tokens in scheduled) - sum(context),
+            running=len(self.running), waiting=len(self.waiting), usage=self.pool.usage))
         if not scheduled and not self.is_idle:
             raise RuntimeError("nothing could be scheduled: the first waiting request does not fit")
         return [sequence.job for sequence in ended]
@@ -215,6 +240,7 @@ class Scheduler:
     def _preempt(self, victim: _Sequence) -> None:
         """Its blocks are free, what it had computed is lost, and it is the next to be admitted."""
         self.pool.give_back(victim.blocks)
+        self.preempted.append((self.num_steps + 1, victim.number, victim.num_computed))
         victim.recomputed_tokens += victim.num_computed
         victim.blocks, victim.num_computed = [], 0
         victim.num_preemptions += 1

@@ -6,6 +6,7 @@ python -c "from labkit.calc.scheduler_runs import simulate"
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from labkit.calc._require import require_int
@@ -14,7 +15,7 @@ from labkit.calc.scheduler import Job, Scheduler, SchedulerConfig
 
 def simulate(
     jobs: Sequence[Job], config: SchedulerConfig, *, concurrency: int | None = None,
-    scheduler: Scheduler | None = None,
+    arrivals: Sequence[int] | None = None, scheduler: Scheduler | None = None,
 ) -> dict[str, Any]:
     """Run requests to their end.
 
@@ -22,12 +23,15 @@ def simulate(
         jobs: in order of arrival.
         config: of the engine.
         concurrency: requests in flight at most: when one ends, the next is there for the following step. None: all of
-            them are there before the first step.
+            them are there before the first step, unless `arrivals` says otherwise.
+        arrivals: steps that have been made when each job arrives, rising: 0 is there for the first step. An idle
+            engine makes no steps: the next job then arrives at once.
         scheduler: an engine with a past, such as a warm cache; a fresh one if not given.
 
     Returns: num_steps, preemptions, recomputed_tokens (prompt and output tokens computed again), query_tokens and
-        hit_tokens (also `by_label`), peak_kv_usage (0 to 1), peak_running, peak_waiting, evictions, first_steps (step
-        of each request's first token, in order of arrival). Counts are of this call alone.
+        hit_tokens (also `by_label`), peak_kv_usage (0 to 1), peak_running, peak_waiting, evictions, first_steps and
+        end_steps (step of each request's first and last token, in order of arrival). Counts are of this call alone.
+        Step by step: the scheduler's `trace` and `preempted`.
     Raises: ValueError naming the argument, the value got, what was expected.
     Assumes: vLLM's V1 rules as in the module's text, without asynchronous scheduling and speculative tokens. In a
         closed loop a real client's next request can come a step later than here.
@@ -40,17 +44,23 @@ def simulate(
     """
     if concurrency is not None:
         require_int("concurrency", concurrency, least=1)
+    if arrivals is not None:
+        if concurrency is not None:
+            raise ValueError("arrivals: expected none with a concurrency: it is what decides when they come")
+        if len(arrivals) != len(jobs) or any(b < a for a, b in pairwise([0, *arrivals])):
+            raise ValueError(f"arrivals={list(arrivals)!r}: expected {len(jobs)} rising numbers of steps from 0 on")
     engine = scheduler or Scheduler(config)
     if not engine.is_idle:
         raise ValueError("scheduler: expected one without requests")
     first_done, steps = len(engine.done), engine.num_steps
     preemptions, evictions = engine.num_preemptions, engine.pool.num_evictions
     engine.peak_usage, engine.peak_running, engine.peak_waiting = 0.0, 0, 0
-    pending = list(jobs)
+    pending = list(zip(jobs, arrivals or [0] * len(jobs)))
     in_flight = 0
     while pending or not engine.is_idle:
-        while pending and (concurrency is None or in_flight < concurrency):
-            engine.add(pending.pop(0))
+        now = engine.num_steps - steps if not engine.is_idle else max(engine.num_steps - steps, pending[0][1])
+        while pending and pending[0][1] <= now and (concurrency is None or in_flight < concurrency):
+            engine.add(pending.pop(0)[0])
             in_flight += 1
         in_flight -= len(engine.step())
     ran = sorted(engine.done[first_done:], key=lambda sequence: sequence.number)
@@ -69,6 +79,7 @@ def simulate(
         "peak_kv_usage": engine.peak_usage, "peak_running": engine.peak_running, "peak_waiting": engine.peak_waiting,
         "evictions": engine.pool.num_evictions - evictions,
         "first_steps": [(sequence.first_step or 0) - steps for sequence in ran],
+        "end_steps": [(sequence.end_step or 0) - steps for sequence in ran],
     }
 
 
@@ -85,7 +96,7 @@ def largest_concurrency(
 
     Returns: the largest such number up to `max_num_seqs`; 0 when even one does not fit.
     Raises: ValueError naming the argument.
-    Assumes: preemptions grow with concurrency, which holds for equal requests; found by bisection on `simulate`.
+    Assumes: preemptions grow with concurrency, which holds for equal requests; found by search on `simulate`.
     Source: `simulate`; no closed form, since requests that ended make room for others at other times.
 
     >>> config = SchedulerConfig(num_blocks=1170, block_size=16, max_num_seqs=32, max_num_batched_tokens=2048)
@@ -103,7 +114,15 @@ def largest_concurrency(
                 for i in range(count)]
         return simulate(jobs, config, concurrency=concurrency)["preemptions"] == 0
 
-    low, high = 1, config.max_num_seqs
+    # Whole requests that fit are quiet whatever their order, and the answer is seldom far above.
+    each = -(-(prompt_tokens + output_tokens - 1) // config.block_size)
+    high, reach = config.max_num_seqs, 1
+    low = min(high, (config.num_blocks - 1) // each)
+    while low + reach <= high:
+        if is_quiet(low + reach):
+            low, reach = low + reach, 2 * reach
+        else:
+            high = low + reach - 1
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if is_quiet(middle) else (low, middle - 1)
