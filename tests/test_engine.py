@@ -30,7 +30,7 @@ def named(tmp_path, monkeypatch):
     def name(**packages):
         path = interpreter(tmp_path, **packages)
         monkeypatch.setenv(find.VARIABLE, str(path))
-        os.utime(path, ns=(len(str(packages)) * 10**9,) * 2)  # another file to the probe's memory
+        os.utime(path, ns=(len(str(packages)) * 10**9, len(str(packages)) * 10**9))  # to the probe another file
         return path
     return name
 

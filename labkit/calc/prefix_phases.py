@@ -234,7 +234,8 @@ def phase_hits(
     49152
     """
     usable = require_int("num_blocks", num_blocks, least=2) - 1
-    count, anchors = require_int("num_requests", num_requests, least=1), require_int("num_anchors", num_anchors, least=1)
+    count = require_int("num_requests", num_requests, least=1)
+    anchors = require_int("num_anchors", num_anchors, least=1)
     if count < anchors:
         raise ValueError(f"num_requests={num_requests}: expected at least num_anchors={num_anchors}")
     prompt = require_int("prefix_tokens", prefix_tokens, least=1) + require_int("suffix_tokens", suffix_tokens, least=1)

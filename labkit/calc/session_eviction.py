@@ -103,7 +103,8 @@ def replay(trace: Sequence[Turn], *, policy: str, cache_blocks: int, block_token
     [0, 48]
     """
     require_choice("policy", policy, POLICIES)
-    usable, size = require_int("cache_blocks", cache_blocks, least=1), require_int("block_tokens", block_tokens, least=1)
+    usable = require_int("cache_blocks", cache_blocks, least=1)
+    size = require_int("block_tokens", block_tokens, least=1)
     coming = _next_use(trace)
     kept: dict[int, int] = {}  # session -> blocks from its start, the one used longest ago first
     last: dict[int, tuple[Turn, float]] = {}  # session -> its last turn, and when it will really come back
@@ -170,6 +171,7 @@ def compare_policies(*, cache_blocks: int, block_tokens: int = 16, seed: int = 0
     True
     """
     trace = agent_trace(seed=seed)
-    found = {name: replay(trace, policy=name, cache_blocks=cache_blocks, block_tokens=block_tokens) for name in POLICIES}
+    found = {name: replay(trace, policy=name, cache_blocks=cache_blocks, block_tokens=block_tokens)
+             for name in POLICIES}
     return {name: {**seen, "whole_share": seen["whole_returns"] / seen["returns"] if seen["returns"] else 0.0}
             for name, seen in found.items()}

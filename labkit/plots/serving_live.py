@@ -90,8 +90,10 @@ class LiveView:
         """Take one sample, and draw if the last drawing is long enough ago. Never raises; for any thread."""
         try:
             with self._lock:
-                self._samples.append(dict(sample))
-                self._num_failed += "error" in sample
+                if "error" in sample or not isinstance(sample.get("t_s"), int | float):
+                    self._num_failed += 1
+                if isinstance(sample.get("t_s"), int | float):
+                    self._samples.append(dict(sample))
                 now = time.monotonic()
                 if self._handle is None or self.error is not None or now < self._due_s:
                     return
