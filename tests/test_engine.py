@@ -172,3 +172,19 @@ def test_the_command_line(tmp_path):
     assert run("show", "--cpu").returncode == 1
     both = run("install", "--cpu", "--cuda")
     assert both.returncode == 2 and len(both.stderr.splitlines()) == 1
+
+
+def test_gpu_memory_is_read_for_the_visible_gpus_and_unknown_is_not_zero(monkeypatch):
+    from types import SimpleNamespace
+
+    from labkit import machine
+    from labkit.engine.gpu_memory import memory_reader
+
+    asked, answers = [], ["1024\n 3\n", "", "[N/A]\n4\n"]
+    monkeypatch.setattr(machine, "tool_output", lambda argv: (asked.append(argv), (answers.pop(0), None))[1])
+    here = SimpleNamespace(gpus=[SimpleNamespace(index=2), SimpleNamespace(index=5)])
+    monkeypatch.setattr(machine, "detect", lambda: here)
+    read = memory_reader("cuda")
+    assert read() == 1027 * 2**20 and asked[0][2] == "2,5"
+    assert read() is None and read() is None
+    assert memory_reader("cpu") is None
