@@ -103,6 +103,22 @@ class ModelSpec:
             **self._cached_widths(),
         }
 
+    def decoder_shape(self) -> dict[str, Any]:
+        """Keyword arguments for `labkit.calc.decoder.DecoderShape`.
+
+        Raises: ValueError where the widths of this model's modules are not recorded.
+        """
+        if self.architecture is None or self.qkv_bias is None or self.qk_norm is None:
+            raise ValueError(f"{self.name}: architecture, qkv_bias and qk_norm: expected all of them in "
+                             f"data/models/{self.name}.yaml, parameters cannot be counted without")
+        if self.num_experts is not None and self.first_dense_layers is None:
+            raise ValueError(f"{self.name}: first_dense_layers=None: expected a number beside num_experts")
+        same = ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "intermediate", "vocab_size",
+                "tied_embeddings", "qkv_bias", "qk_norm", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim",
+                "v_head_dim", "q_lora_rank", "num_experts", "num_experts_per_token", "moe_intermediate")
+        return {name: getattr(self, name) for name in same} | {
+            "num_shared_experts": self.num_shared_experts or 0, "first_dense_layers": self.first_dense_layers or 0}
+
     def _cached_widths(self) -> dict[str, Any]:
         if self.is_mla:
             return {"kv_lora_rank": self.kv_lora_rank, "qk_rope_head_dim": self.qk_rope_head_dim}

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "claims": CORE | {"records", "machine", "presets", "calc", "ledger"},
     "ledger": CORE | {"records", "machine", "presets", "calc", "ledger"},
     "doctor": CORE | {"machine", "presets", "experiments", "engine"},
-    "engine": CORE | DATA | {"machine", "presets", "engine"},
+    "engine": CORE | DATA | {"machine", "presets", "bootstrap", "engine"},
     "conduct": CORE | DATA | {"records", "launch", "machine", "presets", "provenance"},
     "experiments": CORE | DATA | {
         "calc", "records", "launch", "analyze", "plots", "presets", "machine", "provenance", "claims", "conduct",
@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "batch": CORE | {"records", "presets", "machine", "claims", "engine"},
     "book": None,
     "cli": None,
+    "cli_engine": None,
     "cli_ledger": None,
     "cli_output": None,
     "bootstrap": set(),
