@@ -91,7 +91,7 @@ class _Stream(asyncio.Protocol):
 def send_load(
     plan: Sequence[Request], *, host: str, port: int, model: str, concurrency: int | None = None,
     timeout_s: float = 600.0, path: str = "/v1/completions", should_stop: Callable[[], bool] | None = None,
-    max_lag_p99_s: float = MAX_LAG_P99_S,
+    max_lag_p99_s: float = MAX_LAG_P99_S, watch: Callable[[Sequence[Answer]], None] | None = None,
 ) -> Load:
     """Run a plan to its end; works inside a notebook too, where a loop is running already.
 
@@ -106,6 +106,7 @@ def send_load(
         path: of the completion endpoint.
         should_stop: asked often; when it says True no further request is sent and those in flight are given up.
         max_lag_p99_s: the loop's lag above which no result is given.
+        watch: given the answers before anything is sent: another thread sees in them what has come so far.
 
     Returns: what was seen of every request that was sent, in the plan's order.
     Raises: ValueError for a plan that cannot be run; LoadClientError when the client's own loop was too late too often.
@@ -121,7 +122,10 @@ def send_load(
         raise ValueError(f"concurrency={concurrency}: expected at least 1")
     payloads = [_payload(request, host=host, port=port, model=model, path=path) for request in plan]
     target = (host, port, timeout_s, should_stop or (lambda: False))
-    load = _in_own_loop(lambda: _run(plan, payloads, concurrency, target))
+    answers = [Answer(index=index, planned_s=None) for index in range(len(plan))]
+    if watch is not None:
+        watch(answers)
+    load = _in_own_loop(lambda: _run(plan, payloads, answers, concurrency, target))
     if load.lag_p99_s > max_lag_p99_s:
         raise LoadClientError(f"the client's own loop woke {load.lag_p99_s * 1e3:.0f} ms late (p99, expected at most "
                               f"{max_lag_p99_s * 1e3:.0f}): its times would not be the server's; use fewer streams")
@@ -154,9 +158,8 @@ def _in_own_loop(make: Callable[[], object]) -> Load:
     return found[0]
 
 
-async def _run(plan: Sequence[Request], payloads: Sequence[bytes], concurrency: int | None,
+async def _run(plan: Sequence[Request], payloads: Sequence[bytes], answers: list[Answer], concurrency: int | None,
                target: tuple[str, int, float, Callable[[], bool]]) -> Load:
-    answers = [Answer(index=index, planned_s=None) for index in range(len(plan))]
     lags: list[float] = []
     watch = asyncio.create_task(_watch_lag(lags))
     gc.collect()
