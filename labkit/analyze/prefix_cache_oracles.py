@@ -123,7 +123,7 @@ def _client(params: Mapping[str, Any], steps: Sequence[Line]) -> list[Oracle]:
 
 def _pages(steps: Sequence[Line]) -> list[Oracle]:
     """The metrics pages themselves can be believed."""
-    broken = [f"{_name(line)}: {check['name']}" for line in steps for check in line["pair"].get("checks", [])
+    broken = [f"{_name(line)}: {check['name']}" for line in steps for check in line["pair"].get("checks") or []
               if not check["passed"]]
     return [
         _equal("no_restart", "pairs of pages that are not of one life of the server", [],

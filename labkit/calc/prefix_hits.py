@@ -75,12 +75,14 @@ def phase_hits(
     if count < anchors:
         raise ValueError(f"num_requests={num_requests}: expected at least num_anchors={num_anchors}")
     prompt = require_int("prefix_tokens", prefix_tokens, least=1) + require_int("suffix_tokens", suffix_tokens, least=1)
-    each = -(-(prompt + require_int("output_tokens", output_tokens, least=1) - 1) // block_tokens)
     shared = prefix_tokens // require_int("block_tokens", block_tokens, least=1)
+    computed = prompt + require_int("output_tokens", output_tokens, least=1) - 1
+    full, each = computed // block_tokens, -(-computed // block_tokens)
     cold = (count - anchors) * reusable_tokens(shared_tokens=prefix_tokens, block_tokens=block_tokens)
     warm = count * reusable_tokens(shared_tokens=prompt, block_tokens=block_tokens, prompt_tokens=prompt)
-    own, strangers = anchors * shared + count * (each - shared), count * each
-    revisit = warm if own + strangers <= usable else cold if strangers >= usable else None
+    own = anchors * shared + count * (each - shared)
+    # A block that is not full is given out again first, so only full ones push the anchors out.
+    revisit = warm if own + count * each <= usable else cold if count * full >= usable else None
     return {"cold": cold, "warm": warm, "pollution": 0, "revisit": revisit, "rewarm": warm}
 
 

@@ -108,7 +108,7 @@ def replay(trace: Sequence[Turn], *, policy: str, cache_blocks: int, block_token
     coming = _next_use(trace)
     kept: dict[int, int] = {}  # session -> blocks from its start, the one used longest ago first
     last: dict[int, tuple[Turn, float]] = {}  # session -> its last turn, and when it will really come back
-    seen = dict.fromkeys(("query_tokens", "hit_tokens", "lost_tokens", "returns", "whole_returns"), 0)
+    seen: dict[str, int] = dict.fromkeys(("query_tokens", "hit_tokens", "lost_tokens", "returns", "whole_returns"), 0)
     for number, turn in enumerate(trace):
         need = -(-turn.prompt_tokens // size)
         if need > usable:
