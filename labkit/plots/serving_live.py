@@ -13,6 +13,7 @@ Nothing here is kept: the record of the run has the samples.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import deque
@@ -27,6 +28,7 @@ from labkit.plots.style import COLORS, TEMPLATE
 REDRAW_S = 1.0
 WINDOW = 1200
 """Newest samples on the page: five minutes at four a second."""
+HEIGHT = 480
 RECENT_S = 5.0
 """Of the hit rate that is not averaged over everything before."""
 
@@ -73,15 +75,17 @@ class LiveView:
         self._num_failed = 0
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._handle: Any = None
+        self._page: Any = None
 
     def show(self) -> None:
         """Put the button and the figure under the current cell."""
         import ipywidgets as widgets
         from IPython.display import display
 
-        display(widgets.HBox([self.button, self.status]))
-        self._handle = display(self.figure(), display_id=True)
+        # plotly's renderer draws an output once and ignores its updates, so the whole output is replaced; it keeps its
+        # height meanwhile, or the page would jump.
+        self._page = widgets.Output(layout={"min_height": f"{HEIGHT + 20}px"})
+        display(widgets.VBox([widgets.HBox([self.button, self.status]), self._page]))
 
     def _ipython_display_(self) -> None:
         self.show()
@@ -95,7 +99,7 @@ class LiveView:
                 if isinstance(sample.get("t_s"), int | float):
                     self._samples.append(dict(sample))
                 now = time.monotonic()
-                if self._handle is None or self.error is not None or now < self._due_s:
+                if self._page is None or self.error is not None or now < self._due_s:
                     return
                 self._draw()
                 # Drawing takes at most a tenth of the sampler's time, however slow the machine.
@@ -117,7 +121,7 @@ class LiveView:
         """Draw the last samples and take the button away. Never raises."""
         try:
             with self._lock:
-                if self._handle is not None and self.error is None:
+                if self._page is not None and self.error is None:
                     self._draw()
                 self.button.disabled = True
                 self.button.description = "Stopped" if self._stop.is_set() else "Ended"
@@ -127,7 +131,9 @@ class LiveView:
             self.error = f"{type(error).__name__}: {error}"
 
     def _draw(self) -> None:
-        self._handle.update(self.figure())
+        self._page.outputs = ({"output_type": "display_data", "metadata": {}, "data": {
+            "application/vnd.plotly.v1+json": json.loads(self.figure().to_json() or "{}"),
+            "text/plain": "curves of the server"}},)
         last = next((s for s in reversed(self._samples) if "error" not in s), None)
         text = "no sample yet" if last is None else (
             f"running {_text(last.get('running'))}, waiting {_text(last.get('waiting'))}, "
@@ -152,7 +158,7 @@ class LiveView:
             fig.add_trace(go.Scatter(x=x, y=y, name=name, mode="lines", line={"color": COLORS[color], "width": 2,
                                                                               "dash": dash}), row=row, col=1)
         fig.update_layout(
-            template=TEMPLATE, height=480, title_text="The server now",
+            template=TEMPLATE, height=HEIGHT, title_text="The server now",
             meta={"alt": "Requests running and waiting, KV cache used and prefix hit rate over time",
                   "caption": "sampled: a peak between two samples is not seen"})
         fig.update_yaxes(title_text="requests", rangemode="tozero", row=1, col=1)
