@@ -111,7 +111,7 @@ def test_no_engine_is_one_line_and_a_usage_error(monkeypatch, tmp_path):
     assert "engine install" in (exp.missing("cpu") or "") and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("preset", ["smoke", "cpu", "gpu1"])
+@pytest.mark.parametrize("preset", ["cpu", "gpu1"])
 def test_presets_keep_the_settings_of_the_report(preset):
     params = build_params(exp.Params, exp.SLUG, preset)
     found = exp.predict(params)
@@ -125,6 +125,13 @@ def test_presets_keep_the_settings_of_the_report(preset):
         assert found["cap_tokens"]["default"] == 225200
         assert {case: round(rate, 1) for case, rate in found["lifetime_pct"].items()} == {
             "default": 76.9, "1 GiB": 74.9}
+
+
+def test_smoke_is_the_same_with_half_the_requests():
+    found = exp.predict(build_params(exp.Params, exp.SLUG, "smoke"))
+    assert found["hit_tokens"] == found["closed_form"]
+    assert found["hit_tokens"]["1 GiB"]["revisit"] == found["hit_tokens"]["1 GiB"]["cold"] == 20 * 1024
+    assert found["hit_tokens"]["default"]["revisit"] == 24 * 1024 and found["cap_tokens"]["1 GiB"] == 18720
 
 
 @pytest.mark.parametrize(("wrong", "name"), [
