@@ -1,6 +1,7 @@
 """Lines and results of the prefix-cache lab from made-up pages, and the drill with real processes."""
 
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,8 @@ from labkit.analyze.prefix_cache_oracles import drill_oracle
 from labkit.launch.counted_load import processes_of, still_running
 from labkit.launch.load_client import Answer, Load
 from labkit.launch.load_plan import Request
-from labkit.workers.orphan_drill import drill, is_running, stub_server
+from labkit.launch.supervise import start_program
+from labkit.workers.orphan_drill import drill, within
 
 CONFIG = 'vllm:cache_config_info{block_size="32",num_cpu_blocks="None",num_gpu_blocks="585"} 1.0\n'
 
@@ -91,7 +93,7 @@ def phases(hits, *, cache="large", start=0, ttft=None, queries=100):
         after = {key: total[key] + pair[key] for key in total}
         lines.append({"kind": "step", "server": f"{cache}{start}", "cache": cache, "name": name, "num_requests": 10,
                       "wall_s": 2.0, "ttft_ms": (ttft or {}).get(name, [10.0, 20.0, 30.0]), "pair": pair,
-                      "before": dict(total), "after": after})
+                      "client_lag_p99_s": 0.001, "before": dict(total), "after": after})
         total = after
     return lines
 
@@ -150,12 +152,19 @@ def test_drill_with_real_processes():
     assert drill() == {"term_ignored": True, "child_survived": True, "left_after_group_kill": 0}
 
 
-def test_processes_are_found_by_their_command_line_and_seen_gone():
-    with stub_server() as (parent, child):
-        found = processes_of(parent.args)
-        assert {process.pid for process in found} == {parent.pid, child} and still_running(found) == 2
-        assert is_running(child)
-    assert still_running(found) == 0 and processes_of(["no", "such", "program"]) == []
+def test_processes_are_found_below_their_guard_and_seen_gone(tmp_path):
+    code = ("import subprocess, sys, time\n"
+            "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+            "print('up', flush=True)\ntime.sleep(60)\n")
+    argv = [sys.executable, "-c", code]
+    running = start_program(argv, run_dir=tmp_path, timeout_s=60, grace_s=1.0)
+    try:
+        assert within(lambda: "up" in (tmp_path / "log.txt").read_text())
+        found = processes_of(argv)
+        assert len(found) == 2 and still_running(found) == 2
+    finally:
+        running.stop()
+    assert still_running(found) == 0 and processes_of(argv) == []
 
 
 def test_lines_that_are_none_are_refused(tmp_path):

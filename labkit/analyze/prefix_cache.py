@@ -78,6 +78,7 @@ def results(lines: Sequence[Line]) -> dict[str, Any]:
                     for cache, phases in first.items()},
         "lifetime_pct": {CASES[cache]: round(100 * lifetime_rate(phases), 3) for cache, phases in first.items()},
         "lifetime_pct_after": {CASES[cache]: _running_rates(phases) for cache, phases in first.items()},
+        "client_lag_p99_ms": round(1e3 * max(line["client_lag_p99_s"] for line in of_kind(lines, "step")), 2),
         "startup_s": {line["server"]: round(line["startup_s"], 1) for line in of_kind(lines, "server")},
     }  # fmt: skip
     for name, cache in (("hit_default", "large"), ("hit_small", "small")):

@@ -7,6 +7,7 @@ unseen. This layer reads no formats: `num_finished` tells how many requests a pa
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from labkit.launch.supervise import LaunchError
 SETTLE_S = 10.0
 """The engine counts a request just after its last byte is sent: a page of that moment may lack it."""
 POLL_S = 0.05
+GUARD = "labkit.launch.guard"
 
 
 class Server(Protocol):
@@ -127,12 +129,16 @@ class CountedServer:
 
 
 def processes_of(argv: Sequence[str]) -> list[psutil.Process]:
-    """The process with exactly this command line and everything below it; none if it does not run."""
+    """Everything that runs below the guard that this process started for a command line; none if there is no guard.
+
+    By the guard and not by the names of the processes: an engine may give itself another title.
+    """
     found: list[psutil.Process] = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.cmdline() == list(argv):
-                found += [process, *process.children(recursive=True)]
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error, ValueError):
+            words = process.cmdline()
+            if GUARD in words and json.loads(words[-1]).get("argv") == list(argv):
+                found += process.children(recursive=True)
     return found
 
 
