@@ -64,6 +64,7 @@ def serving_plan(
     *, kv_bytes_per_token: float, cache_bytes: int | None = None, num_blocks: int | None = None,
     block_tokens: int = 16, prompt_tokens: int = 1024, output_tokens: int = 512, max_model_len: int = 2048,
     max_num_seqs: int = 256, max_num_batched_tokens: int = 2048, num_requests: int | None = None,
+    waves: int = 4,
 ) -> dict[str, Any]:
     """Requests of one shape that a cache serves without a preemption.
 
@@ -77,7 +78,8 @@ def serving_plan(
         max_model_len: longest request that the engine takes, tokens.
         max_num_seqs: requests that run at a time at most, >= 1.
         max_num_batched_tokens: tokens of a step, >= 1.
-        num_requests: sent in all; 4 times the concurrency that is tried if not given.
+        num_requests: sent in all; if not given, `waves` times the concurrency that is tried.
+        waves: >= 1; 1: released together, and nobody follows.
 
     Returns: blocks, tokens, printed_concurrency, blocks_per_request (at its end), safe_concurrency (none is preempted
         whatever the order of arrival), quiet_concurrency (none is preempted when that many arrive together and each
@@ -106,6 +108,7 @@ def serving_plan(
     safe = min(max_num_seqs, usable // each)
     quiet = safe and largest_concurrency(
         prompt_tokens=prompt_tokens, output_tokens=output_tokens, num_requests=num_requests,
+        waves=waves,
         config=SchedulerConfig(num_blocks=num_blocks, block_size=block_tokens, max_num_seqs=max_num_seqs,
                                max_num_batched_tokens=max_num_batched_tokens, enable_prefix_caching=False))
     limit = "cache" if quiet < max_num_seqs else "max_num_seqs" if safe == max_num_seqs else "admission"

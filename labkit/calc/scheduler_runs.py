@@ -85,6 +85,7 @@ def simulate(
 
 def largest_concurrency(
     *, prompt_tokens: int, output_tokens: int, config: SchedulerConfig, num_requests: int | None = None,
+    waves: int = 4,
 ) -> int:
     """Most requests of one shape that can be in flight without a preemption.
 
@@ -92,7 +93,8 @@ def largest_concurrency(
         prompt_tokens: of each request; all different, so nothing is shared.
         output_tokens: of each request.
         config: of the engine.
-        num_requests: sent in all; 4 times the concurrency that is tried if not given.
+        num_requests: sent in all; if not given, `waves` times the concurrency that is tried.
+        waves: >= 1.
 
     Returns: the largest such number up to `max_num_seqs`; 0 when even one does not fit.
     Raises: ValueError naming the argument.
@@ -105,11 +107,12 @@ def largest_concurrency(
     """
     require_int("prompt_tokens", prompt_tokens, least=1)
     require_int("output_tokens", output_tokens, least=1)
+    require_int("waves", waves, least=1)
     if -(-(prompt_tokens + output_tokens - 1) // config.block_size) > config.num_blocks - 1:
         return 0
 
     def is_quiet(concurrency: int) -> bool:
-        count = num_requests or 4 * concurrency
+        count = num_requests or waves * concurrency
         jobs = [Job(prompt_ids=tuple(range(i * prompt_tokens, (i + 1) * prompt_tokens)), output_tokens=output_tokens)
                 for i in range(count)]
         return simulate(jobs, config, concurrency=concurrency)["preemptions"] == 0

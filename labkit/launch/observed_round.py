@@ -1,0 +1,115 @@
+"""One load on one server, seen from all sides: the client's stamps, two pages of metrics, samples in between, the log.
+
+This layer reads no formats: the caller says how many requests a page has counted, and when a piece of log is whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from labkit.launch.load_client import LoadClientError, send_load
+from labkit.launch.load_plan import Request
+from labkit.launch.metrics_sampler import Sample, sampled
+from labkit.launch.release import Release, send_together
+from labkit.launch.supervise import LaunchError
+
+SETTLE_S = 8.0
+"""How long page and log may lag behind the last answer."""
+POLL_S = 0.1
+
+
+class Server(Protocol):
+    """What is needed of a server; labkit.launch.vllm_server.VllmServer has it."""
+
+    host: str
+    port: int
+    model: str
+
+    @property
+    def log(self) -> Path:
+        """Its output."""
+        ...
+
+    def log_text(self) -> str:
+        """Everything it has said."""
+        ...
+
+    def scrape(self) -> str:
+        """Text of its metrics page."""
+        ...
+
+    def post(self, path: str) -> int:
+        """Status of a POST."""
+        ...
+
+    def raise_if_dead(self) -> None:
+        """LaunchError when it runs no more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """A load and everything that was seen of it."""
+
+    release: Release
+    before: str
+    after: str
+    """Pages of metrics, the second when it had counted every request, or SETTLE_S later."""
+    samples: list[Sample]
+    log_text: str
+    """What the server said meanwhile."""
+
+
+def observe(
+    server: Server, plan: Sequence[Request], *, concurrency: int | None, held: bool,
+    read_sample: Callable[[str], Sample], num_finished: Callable[[str], int], is_whole: Callable[[str], bool],
+    period_s: float, timeout_s: float, max_lag_p99_s: float, on_sample: Callable[[Sample], None] | None = None,
+    should_stop: Callable[[], bool] | None = None, settle_s: float = SETTLE_S,
+) -> Observed:
+    """Send a plan and look on.
+
+    Args:
+        server: where to.
+        plan: requests.
+        concurrency: in flight at most; None for an open loop.
+        held: the first `concurrency` requests are released together; else each goes as it comes.
+        read_sample: page of metrics -> values of a sample.
+        num_finished: page of metrics -> requests that have ended since the server's start.
+        is_whole: piece of log -> whether it has all that the load must leave in it.
+        period_s: of the samples, seconds.
+        timeout_s: of one request, seconds.
+        max_lag_p99_s: of the client's own loop, seconds.
+        on_sample: called with each sample as it comes.
+        should_stop: asked often; True ends the load.
+        settle_s: how long page and log may lag behind, seconds; then they are taken as they are.
+
+    Raises: ValueError for `held` without a concurrency; LaunchError when the server died, has no page, or the client
+        was too slow to be believed.
+    """
+    if held and concurrency is None:
+        raise ValueError("held=True: expected a concurrency: so many are released together")
+    options: dict[str, Any] = {"timeout_s": timeout_s, "max_lag_p99_s": max_lag_p99_s, "should_stop": should_stop}
+    said, before = len(server.log_text()), server.scrape()
+    with sampled(server.scrape, read=read_sample, period_s=period_s, on_sample=on_sample) as samples:
+        if held and concurrency is not None:
+            release = send_together(server, plan, concurrency=concurrency, **options)
+        else:
+            try:
+                load = send_load(plan, host=server.host, port=server.port, model=server.model,
+                                 concurrency=concurrency, **options)
+            except LoadClientError as error:
+                raise LaunchError(str(error), log_path=server.log, error=str(error)) from None
+            release = Release(load=load, released_s=load.started_s, how="each as it came")
+    server.raise_if_dead()
+    wanted, deadline = num_finished(before) + len(plan), time.monotonic() + settle_s
+    while True:
+        after, told = server.scrape(), server.log_text()[said:]
+        if (num_finished(after) >= wanted and is_whole(told)) or time.monotonic() >= deadline:
+            return Observed(release=release, before=before, after=after, samples=samples, log_text=told)
+        if should_stop and should_stop():
+            raise LaunchError("stopped by the user", log_path=server.log)
+        time.sleep(POLL_S)
