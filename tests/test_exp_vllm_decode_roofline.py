@@ -10,7 +10,7 @@ import pytest
 from labkit.engine.find import Engine, EngineMissing
 from labkit.experiments import vllm_decode_roofline as exp
 from labkit.hardware import load_profile
-from labkit.launch.load_client import Answer, Load
+from labkit.launch.load_client import Answer, Load, LoadClientError
 from labkit.launch.supervise import LaunchError
 from labkit.machine import Gpu, detect
 from labkit.presets import UsageError, available_presets, build_params
@@ -79,7 +79,7 @@ def engine(monkeypatch, tmp_path):
         seen["env"].append(env)
         yield servers
 
-    def send(plan, *, host, port, model, concurrency, timeout_s):
+    def send(plan, *, host, port, model, concurrency, timeout_s, max_lag_p99_s):
         server = seen["servers"][-1] if len(seen["servers"]) == 1 else seen["now"]
         answers = []
         for i, request in enumerate(plan):
@@ -91,7 +91,7 @@ def engine(monkeypatch, tmp_path):
             server.counts["finished"] += 1
         assert concurrency == len(plan)
         seen["break"](server)
-        return Load(answers=answers, started_s=100.0, ended_s=101.0, loop_lag_s=[], cpu_s=0.0)
+        return Load(answers=answers, started_s=100.0, ended_s=101.0, loop_lag_s=[0.003], cpu_s=0.0)
 
     def drive(params, name, server, progress):
         seen["now"] = server
@@ -112,6 +112,7 @@ def test_a_run_from_launch_to_figures(engine, tmp_path):
     assert record.status == "ok", record.failure or [o for o in record.oracles if not o.passed]
     assert check_run(tmp_path / exp.SLUG / record.run_id) == [] and exp.check(record)["passed"].all()
     assert record.results["engine"]["vllm"] == "0.32.0"
+    assert record.results["server"]["tiny-qwen2 eager"]["client_lag_ms"] == 3.0
     assert record.results["itl_ms"]["tiny-qwen2 eager"]["3"]["value"] == pytest.approx(1e3 * STEP_S)
     assert record.results["itl_ms"]["tiny-qwen2 eager"]["3"]["n"] == 2 * 3 * (15 - 2)
     assert record.results["ttft_ms"]["tiny-deepseek-v2 eager"]["64"]["n"] == 3
@@ -174,6 +175,15 @@ def test_a_server_that_dies_fails_the_run_and_keeps_what_there_is(engine):
     assert record.samples["tiny-qwen2 eager decode 1"]["values"]
     with pytest.raises(RecordError, match="planted"):
         exp.check(record)
+
+
+def test_a_client_that_lags_fails_the_run_in_one_line(engine):
+    def lag(server):
+        raise LoadClientError("the client's own loop woke 58 ms late")
+
+    engine["break"] = lag
+    record = exp.run(CPU)
+    assert record.status == "failed" and "tiny-qwen2 eager, 1 prompts of 32 tokens" in record.failure["message"]
 
 
 def test_wrong_counts_fail_an_oracle(engine):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from labkit.analyze.decode_prediction import draws
 from labkit.calc.moe_experts_read import experts_distribution
 from labkit.records import Oracle
 
@@ -48,7 +49,7 @@ def oracles(params: Mapping[str, Any], results: Mapping[str, Any], predicted: Ma
         _batches(params, results),
         _equal("parameters_two_ways", "parameters: closed form against the sum over every tensor of the model folder",
                predicted["tensor_parameters"], {name: told["parameters"] for name, told in servers.items()}),
-        *_experts(predicted), *(_routing(predicted, facts) if params["device"] == "cuda" else []),
+        *_experts(params, predicted), *(_routing(predicted, facts) if params["device"] == "cuda" else []),
         *_weights(predicted, facts), *_roof(predicted, results),
     ]
 
@@ -61,14 +62,15 @@ def _batches(params: Mapping[str, Any], results: Mapping[str, Any]) -> Oracle:
     return _equal("batch_together", f"batches that were whole for fewer than {least} steps", {}, short)
 
 
-def _experts(predicted: Mapping[str, Any]) -> list[Oracle]:
+def _experts(params: Mapping[str, Any], predicted: Mapping[str, Any]) -> list[Oracle]:
     """Touched experts by the closed form, and by a Markov chain over their number that does not use it."""
     worst, count = 0.0, 0
     for told in predicted["servers"].values():
         for batch, point in told["decode"].items():
             if point["experts_read"] is None:
                 continue
-            chance = experts_distribution(num_tokens=int(batch), top_k=told["top_k"], num_experts=told["num_experts"])
+            count_drawn, each = draws(int(batch), told["top_k"], may_repeat=params["draws_may_repeat"])
+            chance = experts_distribution(num_tokens=count_drawn, top_k=each, num_experts=told["num_experts"])
             worst = max(worst, abs(sum(n * p for n, p in enumerate(chance)) - point["experts_read"]))
             count += 1
     if not count:

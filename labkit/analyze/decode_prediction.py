@@ -47,7 +47,7 @@ def launches_per_step(shape: DecoderShape) -> int:
 def server_prediction(
     shape: DecoderShape, *, dtype: str, mode: str, block_size: int, cache_bytes: int, batches: Sequence[int],
     context_tokens: int, output_tokens: int, prompt_tokens: Sequence[int], rates: Mapping[str, Any], launch_s: float,
-    is_asynchronous: bool,
+    is_asynchronous: bool, draws_may_repeat: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """One server.
 
@@ -65,6 +65,7 @@ def server_prediction(
         rates: {"bytes_per_s", "flop_per_s"}.
         launch_s: host time of one launch, seconds.
         is_asynchronous: a GPU, which runs while the host issues: the slower of the two decides. On a CPU they add up.
+        draws_may_repeat: routing draws a token's experts independently, so that one may come twice.
 
     Returns: capacity_blocks, capacity_tokens, kv_bytes_per_token, parameters, active_parameters, parameter_groups,
         weights_bytes, launches, decode {batch: ...}, ttft {prompt tokens: ...}; each of these with bytes, flop,
@@ -86,7 +87,10 @@ def server_prediction(
             "bytes": floor["bytes"], "flop": floor["flop"], "floor_ms": 1e3 * floor["time_s"],
             "launch_ms": 1e3 * launch, "predicted_ms": 1e3 * whole, "memory_share": floor["memory_share"],
             "by_part_ms": {name: 1e3 * value for name, value in floor["by_part_s"].items()},
-            "experts_read": experts_read(shape, num_tokens)}
+            "experts_read": touched(num_tokens)}
+
+    def touched(num_tokens: int) -> float | None:
+        return experts_read(shape, num_tokens, draws_may_repeat=draws_may_repeat)
 
     context = context_tokens + output_tokens / 2
     return {
@@ -95,16 +99,27 @@ def server_prediction(
         "active_parameters": active_parameters(shape), "parameter_groups": parameter_groups(shape),
         "weights_bytes": size * sum(parameter_groups(shape).values()), "launches": launches,
         "decode": {str(batch): timed(decode_step.decode_parts(
-            shape, batch=batch, context_tokens=context, element_bytes=size), is_graph=mode == "graph",
-            num_tokens=batch) for batch in batches},
+            shape, batch=batch, context_tokens=context, element_bytes=size, experts_read=touched(batch)),
+            is_graph=mode == "graph", num_tokens=batch) for batch in batches},
         "ttft": {str(tokens): timed(decode_step.prefill_parts(
-            shape, num_tokens=tokens, element_bytes=size), is_graph=False, num_tokens=tokens)
-            for tokens in prompt_tokens}}
+            shape, num_tokens=tokens, element_bytes=size, experts_read=touched(tokens)),
+            is_graph=False, num_tokens=tokens) for tokens in prompt_tokens}}
 
 
-def experts_read(shape: DecoderShape, num_tokens: int) -> float | None:
-    """Mean number of different experts of a layer that so many tokens touch; None for a model without experts."""
+def draws(num_tokens: int, top_k: int, *, may_repeat: bool) -> tuple[int, int]:
+    """(draws, different experts of each): a token's experts that may repeat are as many draws of one expert."""
+    return (num_tokens * top_k, 1) if may_repeat else (num_tokens, top_k)
+
+
+def experts_read(shape: DecoderShape, num_tokens: int, *, draws_may_repeat: bool = False) -> float | None:
+    """Mean number of different experts of a layer that so many tokens touch; None for a model without experts.
+
+    Args:
+        shape: of the model.
+        num_tokens: of the batch.
+        draws_may_repeat: as `server_prediction`.
+    """
     if not shape.num_experts or not shape.num_experts_per_token:
         return None
-    return expected_experts(
-        num_tokens=num_tokens, top_k=shape.num_experts_per_token, num_experts=shape.num_experts)
+    count, each = draws(num_tokens, shape.num_experts_per_token, may_repeat=draws_may_repeat)
+    return expected_experts(num_tokens=count, top_k=each, num_experts=shape.num_experts)

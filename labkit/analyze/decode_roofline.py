@@ -49,6 +49,8 @@ class Served:
     log: str
     page: str
     """Metrics when it was ready."""
+    client_lag_s: float = 0.0
+    """How late the client's loop woke, 99th percentile, the worst load."""
     points: list[Point] = field(default_factory=list)
 
 
@@ -79,15 +81,16 @@ def together(results: Sequence[Result]) -> Window:
 def start_facts(served: Served) -> dict[str, Any]:
     """What a server says of itself when it is ready, from its log and from its page.
 
-    Returns: startup_s, log_tokens, page_tokens, page_blocks, page_block_size, model_load_gib, simulated_routing (None
-        where the source does not say).
+    Returns: startup_s, client_lag_ms, log_tokens, page_tokens, page_blocks, page_block_size, model_load_gib,
+        simulated_routing (None where the source does not say).
     """
     log, labels = parse_server_log(served.log), _cache_config(served.page)
     blocks, block = (_whole(labels.get(name)) for name in ("num_gpu_blocks", "block_size"))
     simulated = SIMULATED.search(served.log)
     return {
-        "startup_s": round(served.startup_s, 1), "log_tokens": log["kv_cache_tokens"],
-        "model_load_gib": log["model_load_gib"], "page_blocks": blocks, "page_block_size": block,
+        "startup_s": round(served.startup_s, 1), "client_lag_ms": round(1e3 * served.client_lag_s, 2),
+        "log_tokens": log["kv_cache_tokens"], "model_load_gib": log["model_load_gib"],
+        "page_blocks": blocks, "page_block_size": block,
         "page_tokens": blocks * block if blocks and block else None,
         "simulated_routing": simulated[1] if simulated else None}
 

@@ -26,7 +26,7 @@ from labkit.engine.find import Engine, EngineMissing, find_engine
 from labkit.engine.model_folder import model_config, write_model_folder
 from labkit.engine.model_tensors import count_parameters
 from labkit.hardware import HardwareProfile
-from labkit.launch.load_client import send_load
+from labkit.launch.load_client import LoadClientError, send_load
 from labkit.launch.load_plan import Request, random_prompt
 from labkit.launch.vllm_server import ServerSettings, VllmServer, vllm_servers
 from labkit.models import load_model
@@ -83,6 +83,11 @@ class Params:
     """Assumed where no profile of the device says it: arithmetic, 1e12 FLOP/s."""
     launch_us: float = 10.0
     """Assumed: host time of one kernel's launch."""
+    draws_may_repeat: bool = False
+    """How the engine's uniform routing draws a token's experts: vLLM 0.26 independently, so that one may come twice;
+    0.32 all different."""
+    max_client_lag_s: float = 0.5
+    """How late the client's own loop may wake (99th percentile): on few cores it waits for the engine's threads."""
     seed: int = 0
     ready_timeout_s: float = 300
     timeout_s: float = 900
@@ -104,7 +109,8 @@ class Params:
                             ("max_num_batched_tokens", self.prompt_tokens[-1])):  # fmt: skip
             value = getattr(self, name)
             _require(isinstance(value, int) and value >= least, name, value, f"a whole number, at least {least}")
-        for name in ("copy_gb_per_s", "gemm_tflop_per_s", "launch_us", "ready_timeout_s", "timeout_s"):
+        for name in ("copy_gb_per_s", "gemm_tflop_per_s", "launch_us", "max_client_lag_s", "ready_timeout_s",
+                     "timeout_s"):
             _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
         _require(self.device == "cuda" or self.cache_mib % 1024 == 0, "cache_mib", self.cache_mib,
                  "a multiple of 1024 on a CPU")
@@ -159,7 +165,8 @@ def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[
                              block_size=params.block_size_of(model), cache_bytes=params.cache_mib << 20,
                              batches=params.batches, context_tokens=params.context_tokens,
                              output_tokens=params.output_tokens, prompt_tokens=params.prompt_tokens, rates=rates,
-                             launch_s=params.launch_us * 1e-6, is_asynchronous=params.device == "cuda")}
+                             launch_s=params.launch_us * 1e-6, is_asynchronous=params.device == "cuda",
+                             draws_may_repeat=params.draws_may_repeat)}
     return {"servers": servers, "rates": rates, "tensor_parameters": tensors}
 
 
@@ -229,9 +236,13 @@ def _drive(params: Params, name: str, server: VllmServer, progress: Progress | N
     def send(batch: int, prompt: int, output: int) -> list[Result]:
         plan = [Request(prompt_ids=random_prompt(prompt, seed=next(seeds), vocab_size=vocab), output_tokens=output)
                 for _ in range(batch)]
-        load = send_load(plan, host=server.host, port=server.port, model=server.model, concurrency=batch,
-                         timeout_s=params.timeout_s)
+        try:
+            load = send_load(plan, host=server.host, port=server.port, model=server.model, concurrency=batch,
+                             timeout_s=params.timeout_s, max_lag_p99_s=params.max_client_lag_s)
+        except LoadClientError as error:
+            raise ValueError(f"{name}, {batch} prompts of {prompt} tokens: {error}") from None
         server.raise_if_dead()
+        served.client_lag_s = max(served.client_lag_s, load.lag_p99_s)
         return [read_result(answer.pieces, index=answer.index, label=name, sent_s=answer.sent_s,
                             started_s=load.started_s, planned_s=None, output_tokens=output, error=answer.error)
                 for answer in load.answers]
