@@ -11,7 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.calc.prefix_phases import PHASES
+from labkit.calc.prefix_phases import PHASES, ROUTINGS, TENANTS
+from labkit.calc.prefix_prediction import CASES
 from labkit.calc.session_eviction import POLICIES
 from labkit.records import RunRecord
 
@@ -34,7 +35,8 @@ def phases_table(record: RunRecord) -> pd.DataFrame:
     """
     results, predicted = record.results, record.prediction["values"]
     rows = []
-    for case, phases in results["hit_tokens"].items():
+    for case in (case for case in CASES.values() if case in results["hit_tokens"]):
+        phases = results["hit_tokens"][case]
         for name in PHASES:
             times = results["ttft_ms"].get(case, {}).get(name, {})
             ratio = results["aa_ratio"].get(f"{case}, {name}, two starts")
@@ -64,7 +66,7 @@ def noise_table(record: RunRecord) -> pd.DataFrame:
     for name, label in (("revisit_warm_mean", "revisit over warm, mean TTFT"),
                         ("revisit_warm_p95", "revisit over warm, p95 TTFT"),
                         ("throughput_ratio", "revisit over warm, requests/s")):
-        for case, ratio in results.get(name, {}).items():
+        for case, ratio in sorted(results.get(name, {}).items(), reverse=True):
             rows.append({"what": f"{case}, {label}", "ratio": ratio, "same": False,
                          "above_noise": None if floor is None else 100 * abs(ratio - 1) > floor})
     return pd.DataFrame(rows)
@@ -82,9 +84,9 @@ def tails_table(record: RunRecord) -> pd.DataFrame:
 def tenants_table(record: RunRecord) -> pd.DataFrame:
     """One row a sending of the same prompts, in order: who, hit_tokens, predicted_tokens."""
     servers = record.prediction["values"]["servers"]
-    lone = next(iter(servers.values()))
+    lone = servers["large0"]
     return pd.DataFrame([{"who": name, "hit_tokens": seen, "predicted_tokens": lone[name]["hit_tokens"]}
-                         for name, seen in record.results["tenant_hits"].items()])
+                         for name in TENANTS for seen in [record.results["tenant_hits"][name]]])
 
 
 def routing_table(record: RunRecord) -> pd.DataFrame:
@@ -96,7 +98,7 @@ def routing_table(record: RunRecord) -> pd.DataFrame:
         {"routing": routing, "replica": server, "requests": seen["requests"], "hit_tokens": seen["hit_tokens"],
          "predicted_tokens": servers[server][routing]["hit_tokens"],
          "computed_tokens": seen["query_tokens"] - seen["hit_tokens"], "ttft_p50_ms": seen["ttft_p50_ms"]}
-        for routing, replicas in record.results["routing"].items() for server, seen in replicas.items()])  # fmt: skip
+        for routing in ROUTINGS for server, seen in record.results["routing"][routing].items()])  # fmt: skip
 
 
 def agent_trace_table(record: RunRecord) -> pd.DataFrame:
@@ -130,7 +132,8 @@ def comparison(records: Sequence[RunRecord], *, reported: Mapping[str, Mapping[s
     columns[QUOTED] = reported
     rows = []
     for result, unit in COMPARED.items():
-        cases = dict.fromkeys(case for known in columns.values() for case in known.get(result, {}))
+        known_cases = {case for known in columns.values() for case in known.get(result, {})}
+        cases = [case for case in (*CASES.values(), "each phase") if case in known_cases]
         rows += [{"result": result, "cache": case, "unit": unit,
                   **{name: known.get(result, {}).get(case) for name, known in columns.items()}} for case in cases]
     return pd.DataFrame(rows, columns=["result", "cache", "unit", *columns]).convert_dtypes()
