@@ -19,10 +19,11 @@ from labkit.analyze import decode_oracles, decode_prediction
 from labkit.analyze import decode_roofline as analyze
 from labkit.analyze.load_results import Result, read_result
 from labkit.analyze.vllm_metrics import pair_summary
-from labkit.analyze.vllm_server_log import parse_server_log
+from labkit.analyze.vllm_server_log import first_cause
 from labkit.calc.decoder import DecoderShape
 from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, own_profile, plain_params
 from labkit.engine.find import Engine, EngineMissing, find_engine
+from labkit.engine.gpu_memory import memory_reader
 from labkit.engine.model_folder import model_config, write_model_folder
 from labkit.engine.model_tensors import count_parameters
 from labkit.hardware import HardwareProfile
@@ -198,7 +199,7 @@ def _measure(
                 [_settings(params, name, folder) for name, folder in zip(names, folders)],
                 engine_python=engine.python, model=folders[0], env=_environment(params), timeout_s=params.timeout_s,
                 run_dirs=[run_dir / name.replace(" ", "-") for name in names], progress=progress,
-                explain=lambda text: parse_server_log(text).get("cause"), ready_timeout_s=params.ready_timeout_s,
+                explain=first_cause, ready_timeout_s=params.ready_timeout_s, gpu_memory=memory_reader(params.device),
             ) as servers:
                 outcome.argv += [server.argv for server in servers]
                 for name, server in zip(names, servers):
