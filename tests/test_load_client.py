@@ -6,12 +6,13 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from labkit.analyze.load_results import read_result, split_body, spread, summarize
-from labkit.launch import load_client
+from labkit.launch import load_client, stamp_loop
 from labkit.launch.load_client import LoadClientError, send_load
 from labkit.launch.load_plan import Request, arrival_times, at_times, random_prompt
 
@@ -31,7 +32,7 @@ def plan(count, tokens=4):
 
 
 def send(requests, port, **options):
-    load = send_load(requests, host="127.0.0.1", port=port, **{"model": "mock", "max_lag_p99_s": 9.0, **options})
+    load = send_load(requests, port=port, **{"host": "127.0.0.1", "model": "mock", "max_lag_p99_s": 9.0, **options})
     return load, [read_result(a.pieces, index=a.index, label=requests[a.index].label, sent_s=a.sent_s,
                               started_s=load.started_s, planned_s=a.planned_s, error=a.error,
                               output_tokens=requests[a.index].output_tokens) for a in load.answers]
@@ -109,6 +110,79 @@ def test_stop(port):
 
     load, results = send(plan(50, tokens=40), port, concurrency=2, should_stop=should_stop)
     assert len(load.answers) < 10 and results[-1].error == "stopped"
+
+
+def test_a_name_with_several_addresses(port):
+    """`localhost` may be ::1 first, where nobody listens."""
+    _, results = send(plan(2), port, concurrency=2, host="localhost")
+    assert all(result.success for result in results)
+
+
+def test_a_host_without_address_is_one_line():
+    with pytest.raises(LoadClientError, match=r"host='no\.such\.host\.invalid': "):
+        send_load(plan(1), host="no.such.host.invalid", port=1, model="m", concurrency=1)
+
+
+def test_a_server_that_closes_before_the_request_is_a_failure():
+    """Connections of a closed loop are made first; one that is gone by then must not vanish from the count."""
+    with socket.socket() as rude:
+        rude.bind(("127.0.0.1", 0))
+        rude.listen()
+        closer = threading.Thread(target=lambda: [rude.accept()[0].close() for _ in range(3)])
+        closer.start()
+        load, results = send(plan(3), rude.getsockname()[1], concurrency=3, timeout_s=5.0)
+        closer.join()
+    assert len(load.answers) == 3 and all(not result.success and result.error for result in results)
+
+
+def test_a_request_larger_than_the_system_takes_at_once(port):
+    big = [Request(prompt_ids=random_prompt(1_000_000, seed=1), output_tokens=2)]
+    _, (result,) = send(big, port, concurrency=1)
+    assert result.success and result.prompt_tokens == 1_000_000
+
+
+def test_the_kernel_stamps_what_this_process_reads_late(port):
+    """The loop is held up for 0.4 s while tokens of a 30 ms server arrive: the stamps are those of their arrival."""
+    held = []
+
+    def hold_up():
+        if not held and time.perf_counter() > begun + 0.02:
+            held.append(time.sleep(0.4))
+        return False
+
+    begun = time.perf_counter()
+    load, (result,) = send(plan(1, tokens=2), port, concurrency=1, should_stop=hold_up)
+    assert held
+    if load.stamped_by != "kernel":
+        pytest.skip("this system does not stamp")
+    assert result.e2el_s < 0.3
+
+
+def test_without_the_kernels_stamps_the_client_stamps(port, monkeypatch):
+    monkeypatch.setattr(stamp_loop, "_TIMESTAMPNS", None)
+    load, results = send(plan(4), port, concurrency=2)
+    assert load.stamped_by == "client" and all(r.success and r.ttft_s >= 0.03 for r in results)
+
+
+def test_a_clock_that_was_set_gives_no_result(port, monkeypatch):
+    offsets = iter([stamp_loop.clock_offset_ns(), 0])
+    monkeypatch.setattr(stamp_loop, "clock_offset_ns", lambda: next(offsets))
+    if stamp_loop._TIMESTAMPNS is None:
+        pytest.skip("this system does not stamp")
+    with pytest.raises(LoadClientError, match="clock was set"):
+        send(plan(1), port, concurrency=1)
+
+
+def test_ctrl_c_ends_the_load(port):
+    code = ("import os, signal, sys, threading\n"
+            "from labkit.launch.load_client import send_load\n"
+            "from labkit.launch.load_plan import Request\n"
+            "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+            "try: send_load([Request(prompt_ids=(1,), output_tokens=100000)], host='127.0.0.1', port=int(sys.argv[1]), "
+            "model='mock', concurrency=1)\n"
+            "except KeyboardInterrupt: print([t.name for t in threading.enumerate()])\n")
+    done = subprocess.run([sys.executable, "-c", code, str(port)], capture_output=True, text=True, timeout=30)
+    assert done.stdout.strip() == "['MainThread']", done.stderr
 
 
 def test_a_late_loop_gives_no_result(port):

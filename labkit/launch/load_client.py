@@ -10,39 +10,25 @@ its framing, and nothing has to be parsed to see it.
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from labkit.launch.load_plan import Request
+from labkit.launch.stamp_loop import Answer, StampLoop
 
-LAG_PERIOD_S = 0.01
+__all__ = ["Answer", "Load", "LoadClientError", "send_load"]
+
 MAX_LAG_P99_S = 0.05
 """A loop that wakes later than this stamps late: its times would be the client's own."""
+MAX_CLOCK_SET_S = 0.001
 
 
 class LoadClientError(RuntimeError):
     """The load could not be applied, or the client was too slow to be believed; the message is one line."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Answer:
-    """Everything that was seen of one request. Times are seconds of `time.perf_counter`."""
-
-    index: int
-    planned_s: float | None
-    """When it was to be sent; None in a closed loop."""
-    sent_s: float = 0.0
-    """When its bytes were handed to the system, before anything could come back."""
-    ended_s: float = 0.0
-    pieces: list[tuple[float, bytes]] = field(default_factory=list)
-    """(time, bytes) as they arrived, HTTP header and framing included."""
-    error: str | None = None
-    """Of the connection: refused, reset, timed out. What the server said stands in the pieces."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,39 +39,17 @@ class Load:
     started_s: float
     ended_s: float
     loop_lag_s: list[float]
-    """How late the client's own loop woke, every LAG_PERIOD_S."""
+    """How late the client's own loop woke, every TICK_S."""
     cpu_s: float
     """Processor time of this process during the run, the client's and whatever else it did."""
+    stamped_by: str = "client"
+    """"kernel": when the bytes arrived at this machine; "client": when they were read."""
 
     @property
     def lag_p99_s(self) -> float:
         """99th percentile (nearest rank) of the loop's lag."""
         ordered = sorted(self.loop_lag_s)
         return ordered[-(-len(ordered) * 99 // 100) - 1] if ordered else 0.0
-
-
-class _Stream(asyncio.Protocol):
-    """One connection: send, then stamp."""
-
-    def __init__(self, answer: Answer, payload: bytes, done: asyncio.Future[None]) -> None:
-        self.answer, self.payload, self.done = answer, payload, done
-        self.append, self.clock = answer.pieces.append, time.perf_counter
-        self.transport: asyncio.BaseTransport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
-        self.answer.sent_s = self.clock()
-        transport.write(self.payload)  # type: ignore[attr-defined]
-
-    def data_received(self, data: bytes) -> None:
-        self.append((self.clock(), data))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.answer.ended_s = self.clock()
-        if exc is not None:
-            self.answer.error = f"{type(exc).__name__}: {exc}"
-        if not self.done.done():
-            self.done.set_result(None)
 
 
 def send_load(
@@ -109,7 +73,8 @@ def send_load(
         watch: given the answers before anything is sent: another thread sees in them what has come so far.
 
     Returns: what was seen of every request that was sent, in the plan's order.
-    Raises: ValueError for a plan that cannot be run; LoadClientError when the client's own loop was too late too often.
+    Raises: ValueError for a plan that cannot be run; LoadClientError when the host has no address, or the client's own
+        loop was too late too often.
     """
     if not plan:
         raise ValueError("plan: expected at least one request")
@@ -121,11 +86,18 @@ def send_load(
     if concurrency is not None and concurrency < 1:
         raise ValueError(f"concurrency={concurrency}: expected at least 1")
     payloads = [_payload(request, host=host, port=port, model=model, path=path) for request in plan]
-    target = (host, port, timeout_s, should_stop or (lambda: False))
     answers = [Answer(index=index, planned_s=None) for index in range(len(plan))]
     if watch is not None:
         watch(answers)
-    load = _in_own_loop(lambda: _run(plan, payloads, answers, concurrency, target))
+    given_up = threading.Event()
+    asked = should_stop or (lambda: False)
+    try:
+        loop = StampLoop(payloads, answers, host=host, port=port, timeout_s=timeout_s,
+                         should_stop=lambda: given_up.is_set() or asked())
+    except OSError as error:
+        raise LoadClientError(f"host={host!r}: {error.strerror or error}") from None
+    times = None if concurrency is not None else [request.at_s or 0.0 for request in plan]
+    load = _in_own_thread(lambda: _run(loop, times, concurrency), given_up)
     if load.lag_p99_s > max_lag_p99_s:
         raise LoadClientError(f"the client's own loop woke {load.lag_p99_s * 1e3:.0f} ms late (p99, expected at most "
                               f"{max_lag_p99_s * 1e3:.0f}): its times would not be the server's; use fewer streams")
@@ -139,95 +111,51 @@ def _payload(request: Request, *, host: str, port: int, model: str, path: str) -
     return head.encode() + body
 
 
-def _in_own_loop(make: Callable[[], object]) -> Load:
-    """Run a coroutine to its end in a thread of its own; an error or Ctrl-C reaches the caller."""
+def _in_own_thread(work: Callable[[], Load], given_up: threading.Event) -> Load:
+    """Ctrl-C reaches the caller between two instructions of the loop, never inside it; then the load is given up."""
     found: list[Load] = []
     failed: list[BaseException] = []
 
-    def work() -> None:
+    def run() -> None:
         try:
-            found.append(asyncio.run(make()))  # type: ignore[arg-type]
+            found.append(work())
         except BaseException as error:
             failed.append(error)
+        finally:
+            ended.set()
 
-    thread = threading.Thread(target=work, name="load-client", daemon=True)
+    ended = threading.Event()
+    thread = threading.Thread(target=run, name="load-client", daemon=True)
     thread.start()
-    thread.join()
+    try:
+        ended.wait()  # not join: interrupted once, Python 3.11 takes the thread for ended
+    except BaseException:
+        given_up.set()
+        ended.wait(5.0)
+        raise
+    finally:
+        thread.join(timeout=1.0)
     if failed:
         raise failed[0]
     return found[0]
 
 
-async def _run(plan: Sequence[Request], payloads: Sequence[bytes], answers: list[Answer], concurrency: int | None,
-               target: tuple[str, int, float, Callable[[], bool]]) -> Load:
-    lags: list[float] = []
-    watch = asyncio.create_task(_watch_lag(lags))
+def _run(loop: StampLoop, times: Sequence[float] | None, concurrency: int | None) -> Load:
     gc.collect()
     gc.freeze()  # a collection over everything that was ever imported would stamp late
     begun, cpu = time.perf_counter(), time.process_time()
     try:
-        if concurrency is None:
-            await _open_loop(plan, payloads, answers, begun, target)
+        if concurrency is not None:
+            loop.run_closed(concurrency)
         else:
-            await _closed_loop(payloads, answers, concurrency, target)
+            loop.run_open(times or [], begun)
     finally:
-        ended = time.perf_counter()
+        ended, cpu = time.perf_counter(), time.process_time() - cpu
         gc.unfreeze()
-        watch.cancel()
-    return Load(answers=[answer for answer in answers if answer.sent_s or answer.error], started_s=begun,
-                ended_s=ended, loop_lag_s=lags, cpu_s=time.process_time() - cpu)
-
-
-async def _watch_lag(lags: list[float]) -> None:
-    while True:
-        due = time.perf_counter() + LAG_PERIOD_S
-        await asyncio.sleep(LAG_PERIOD_S)
-        lags.append(max(0.0, time.perf_counter() - due))
-
-
-async def _closed_loop(payloads: Sequence[bytes], answers: list[Answer], concurrency: int,
-                       target: tuple[str, int, float, Callable[[], bool]]) -> None:
-    waiting = iter(range(len(payloads)))
-
-    async def place() -> None:
-        for index in waiting:  # shared: each place takes the next request of the plan
-            if target[3]():
-                return
-            await _one(answers[index], payloads[index], target)
-
-    await asyncio.gather(*(place() for _ in range(min(concurrency, len(payloads)))))
-
-
-async def _open_loop(plan: Sequence[Request], payloads: Sequence[bytes], answers: list[Answer], begun: float,
-                     target: tuple[str, int, float, Callable[[], bool]]) -> None:
-    running = []
-    for index in sorted(range(len(plan)), key=lambda i: (plan[i].at_s or 0.0, i)):
-        due = begun + (plan[index].at_s or 0.0)
-        while not target[3]() and (wait := due - time.perf_counter()) > 0:
-            await asyncio.sleep(min(wait, 0.1))
-        if target[3]():
-            break
-        answers[index].planned_s = due
-        running.append(asyncio.create_task(_one(answers[index], payloads[index], target)))
-    await asyncio.gather(*running)
-
-
-async def _one(answer: Answer, payload: bytes, target: tuple[str, int, float, Callable[[], bool]]) -> None:
-    """Send one request and wait for its end, its deadline, or the wish to stop."""
-    host, port, timeout_s, should_stop = target
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-    deadline = time.perf_counter() + timeout_s
-    try:
-        connecting = loop.create_connection(lambda: _Stream(answer, payload, done), host, port)
-        transport, _ = await asyncio.wait_for(connecting, timeout_s)
-    except (OSError, TimeoutError) as error:
-        answer.ended_s = time.perf_counter()
-        answer.error = f"{type(error).__name__}: {error or f'no connection within {timeout_s:g} s'}"
-        return
-    while not done.done():
-        left = deadline - time.perf_counter()
-        if left <= 0 or should_stop():
-            answer.error = "stopped" if left > 0 else f"no end within {timeout_s:g} s"
-            transport.abort()
-        await asyncio.wait([done], timeout=min(max(left, 0.01), 0.25))
+        clock_set_s = loop.close()
+    if loop.num_by_kernel and clock_set_s > MAX_CLOCK_SET_S:
+        raise LoadClientError(f"the system's clock was set by {clock_set_s * 1e3:.0f} ms during the load: its stamps "
+                              "cannot be used; run it again")
+    return Load(answers=[answer for answer in loop.answers if answer.sent_s or answer.error], started_s=begun,
+                ended_s=ended, loop_lag_s=loop.lags, cpu_s=cpu,
+                stamped_by="client" if loop.num_by_client else "kernel")
