@@ -52,9 +52,9 @@ def results(lines: Lines, params: dict[str, Any], predicted: dict[str, Any]) -> 
     Keys by point where not said otherwise: count (preemptions), recomputed_tokens, num_steps (each round), peak_kv (%,
     sampled), peak_kv_step (%, after each step, by the log), peak_running_waiting (sampled), throughput (tokens/s,
     prompt and output), ttft, tpot (ms) and e2el (s): means of a round, the spread is over rounds; requests (spread over
-    requests); arrivals (first round); kv_tokens; own (the model with unit costs read off the log); engine_share_pct
-    (of the time, spent in steps). Whole run: released, cold_ttft, ratios, implicit_throttle, plan, stagger,
-    steps_compared, steps_different, usage_different, startup_s.
+    requests); arrivals (first round); kv_tokens; own (the model with unit_costs, read off the log); engine_share_pct
+    (of the time, spent in steps). Of the whole run: unit_costs, released, cold_ttft, ratios, implicit_throttle, plan,
+    stagger, steps_compared, steps_different, usage_different, startup_s.
     """
     labels = point_labels(params)
     found: dict[str, Any] = {name: {} for name in (
@@ -62,7 +62,8 @@ def results(lines: Lines, params: dict[str, Any], predicted: dict[str, Any]) -> 
         "ttft", "tpot", "e2el", "requests", "arrivals", "kv_tokens", "own", "engine_share_pct")}
     replays = {id(line): replay_of(line, params, predicted) for line in rounds_of(lines)}
     servers = {line["cache"]: line for line in lines if line["kind"] == "server"}
-    for label, (cache, concurrency) in labels.items():
+    costs = unit_costs(lines)
+    for label, (cache, _) in labels.items():
         rounds = rounds_of(lines, purpose="point", label=label)
         if not rounds or not any(good(line) for line in rounds):
             continue
@@ -73,7 +74,7 @@ def results(lines: Lines, params: dict[str, Any], predicted: dict[str, Any]) -> 
         found["arrivals"][label] = replays[id(rounds[0])].get("arrivals")
         found |= {name: found[name] | {label: value} for name, value in _peaks(rounds).items()}
         found |= {name: found[name] | {label: value} for name, value in _times(rounds, params).items()}
-        found["own"][label] = own_model(rounds[0], concurrency, params, predicted, found["arrivals"][label])
+        found["own"][label] = own_model(rounds[0], costs, params, predicted, found["arrivals"][label])
         busy = [sum(step.elapsed_ms for step in steps_of(line)) / 10 / line["wall_s"] for line in rounds]
         found["engine_share_pct"][label] = median(busy)
     return {
@@ -88,6 +89,7 @@ def results(lines: Lines, params: dict[str, Any], predicted: dict[str, Any]) -> 
         "steps_compared": sum(len(line["steps"]) for line in rounds_of(lines)),
         "steps_different": sum(seen.get("num_different", seen["num_steps"]) for seen in replays.values()),
         "usage_different": sum(seen.get("num_usage_different") or 0 for seen in replays.values()),
+        "unit_costs": costs,
         "startup_s": {f"{line['cache']} start {line['start']}": line["startup_s"] for line in lines
                       if line["kind"] == "server"},
     }
@@ -118,33 +120,44 @@ def _times(rounds: Sequence[dict[str, Any]], params: dict[str, Any]) -> dict[str
                          for name in ("ttft_s", "tpot_s", "e2el_s")}}
 
 
-def unit_costs(line: dict[str, Any]) -> dict[str, float] | None:
-    """Costs of a step read off a round's log: step_ms of one that only decodes (median), token_us of each prompt token
-    beside it; None when the log has no steps of both kinds.
+def unit_costs(lines: Lines) -> dict[str, float] | None:
+    """Costs of a step read off the log of all rounds but the first loads; None when it has none to read them from.
+
+    step_ms and request_us: a line through the median times of steps that only decode, by number of requests, each
+    number weighing as much as it has steps. token_us: what steps with 256 prompt tokens or more take beyond, a token.
     """
-    steps = steps_of(line)
-    decode = [s.elapsed_ms for s in steps if not s.context_tokens and s.generation_tokens == s.generation_requests]
-    prompt = [s for s in steps if s.context_tokens > 256]
+    steps = [step for line in rounds_of(lines) if line["purpose"] != "cold" for step in steps_of(line)]
+    decode: dict[int, list[float]] = {}
+    for step in steps:
+        if not step.context_tokens and step.generation_tokens == step.generation_requests:
+            decode.setdefault(step.generation_requests, []).append(step.elapsed_ms)
+    prompt = [step for step in steps if step.context_tokens >= 256]
     if not decode or not prompt:
         return None
-    step_ms = median(decode)
-    extra = sum(s.elapsed_ms for s in prompt) - step_ms * len(prompt)
-    return {"step_ms": step_ms, "token_us": max(0.0, 1e3 * extra / sum(s.context_tokens for s in prompt))}
+    total = sum(map(len, decode.values()))
+    x0 = sum(n * len(times) for n, times in decode.items()) / total
+    y0 = sum(median(times) * len(times) for times in decode.values()) / total
+    across = sum(len(times) * (n - x0) ** 2 for n, times in decode.items())
+    slope = sum(len(times) * (n - x0) * (median(times) - y0) for n, times in decode.items()) / across if across else 0.0
+    slope = min(max(slope, 0.0), y0 / x0)
+    fixed = y0 - slope * x0
+    beyond = sum(step.elapsed_ms - fixed - slope * step.generation_requests for step in prompt)
+    return {"step_ms": fixed, "request_us": 1e3 * slope,
+            "token_us": max(0.0, 1e3 * beyond / sum(step.context_tokens for step in prompt))}
 
 
 def own_model(
-    line: dict[str, Any], concurrency: int, params: dict[str, Any], predicted: dict[str, Any],
+    line: dict[str, Any], costs: dict[str, float] | None, params: dict[str, Any], predicted: dict[str, Any],
     arrivals: Sequence[int] | None,
 ) -> dict[str, Any] | None:
     """The prediction again, with this machine's unit costs and the arrivals that were seen: what the rest is due to."""
-    costs = unit_costs(line)
     if costs is None or arrivals is None:
         return None
     seen = round_prediction(
-        config_of(params, predicted["blocks"][line["cache"]]), concurrency=concurrency, arrivals=arrivals,
+        config_of(params, predicted["blocks"][line["cache"]]), concurrency=line["concurrency"], arrivals=arrivals,
         num_requests=line["num_requests"], prompt_tokens=params["prompt_tokens"],
         output_tokens=line["output_tokens"], **costs)
-    return {**costs, **{name: seen[name] for name in ("tokens_per_s", "ttft_s", "tpot_s", "e2el_s", "mean_running")}}
+    return {name: seen[name] for name in ("tokens_per_s", "ttft_s", "tpot_s", "e2el_s", "mean_running")}
 
 
 def ratios(found: dict[str, Any], params: dict[str, Any]) -> dict[str, float]:

@@ -54,7 +54,7 @@ def prediction(params: dict[str, Any], *, kv_bytes_per_token: float) -> dict[str
         preemptions by concurrency; by_gap (preemptions when requests come that many steps apart); ratios.
     """
     shape = {name: int(params[name]) for name in ("prompt_tokens", "output_tokens")}
-    costs = {name: float(params[name]) for name in ("step_ms", "token_us")}
+    costs = {name: float(params[name]) for name in ("step_ms", "token_us", "request_us")}
     given = params["num_blocks"] or [
         capacity_blocks(cache_bytes=gib << 30, kv_bytes_per_token=kv_bytes_per_token, block_tokens=params["block_size"])
         for gib in params["cache_gib"]]
@@ -65,7 +65,7 @@ def prediction(params: dict[str, Any], *, kv_bytes_per_token: float) -> dict[str
         return round_prediction(
             config_of(params, num_blocks), concurrency=concurrency, num_requests=num_requests,
             prompt_tokens=shape["prompt_tokens"], output_tokens=shape["output_tokens"], step_ms=costs["step_ms"],
-            token_us=costs["token_us"])
+            token_us=costs["token_us"], request_us=costs["request_us"])
 
     points = {label: one(blocks[cache], concurrency, params["num_requests"])
               for label, (cache, concurrency) in point_labels(params).items()}

@@ -37,31 +37,36 @@ def equal_jobs(*, num_requests: int, prompt_tokens: int, output_tokens: int) -> 
             for number in range(require_int("num_requests", num_requests, least=1))]
 
 
-def step_seconds(trace: Sequence[Step], *, step_ms: float, token_us: float) -> list[float]:
-    """Time of each step: a fixed part, and a part for every token beyond one of each request that decodes.
+def step_seconds(
+    trace: Sequence[Step], *, step_ms: float, token_us: float, request_us: float = 0.0,
+) -> list[float]:
+    """Time of each step: a fixed part, one for each request that decodes, one for every other token.
 
     Args:
         trace: steps of the model.
-        step_ms: of a step that only decodes, ms, >= 0.
-        token_us: of each prompt token, or token computed again, in a step, us, >= 0.
+        step_ms: of any step, ms, >= 0.
+        token_us: of each prompt token, or token computed again, us, >= 0.
+        request_us: of each request that decodes, us, >= 0.
 
     Returns: seconds, one number a step.
     Raises: ValueError naming the argument, the value got, what was expected.
-    Assumes: decoding costs the same however many requests take part: weights and launches, not the cache.
-    Source: a line through two points; the lab also reads both costs off its own log.
+    Assumes: a token costs the same however long its context is.
+    Source: a linear model; the lab reads the costs off its own log as well.
 
     >>> step = Step(context_requests=1, context_tokens=100, generation_requests=2, generation_tokens=2, running=3,
     ...             waiting=0, usage=0.5)
     >>> step_seconds([step], step_ms=5, token_us=50)
     [0.01]
     """
-    fixed, each = require_number("step_ms", step_ms, least=0), require_number("token_us", token_us, least=0)
-    return [fixed / 1e3 + each / 1e6 * (s.context_tokens + s.generation_tokens - s.generation_requests) for s in trace]
+    fixed, each = require_number("step_ms", step_ms, least=0) / 1e3, require_number("token_us", token_us, least=0) / 1e6
+    one = require_number("request_us", request_us, least=0) / 1e6
+    return [fixed + one * step.generation_requests
+            + each * (step.context_tokens + step.generation_tokens - step.generation_requests) for step in trace]
 
 
 def round_prediction(
     config: SchedulerConfig, *, concurrency: int, num_requests: int, prompt_tokens: int, output_tokens: int,
-    step_ms: float, token_us: float, arrivals: Sequence[int] | None = None,
+    step_ms: float, token_us: float, request_us: float = 0.0, arrivals: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """One round: counts from the scheduler's rules, times from the unit costs.
 
@@ -73,6 +78,7 @@ def round_prediction(
         output_tokens: of each.
         step_ms: as `step_seconds`.
         token_us: as `step_seconds`.
+        request_us: as `step_seconds`.
         arrivals: steps that have been made when each request arrives or is first served, if they are known; those
             beyond `concurrency` then do not wait for an end.
 
@@ -94,7 +100,8 @@ def round_prediction(
     jobs = equal_jobs(num_requests=num_requests, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
     seen = simulate(jobs, config, scheduler=engine, arrivals=arrivals,
                     concurrency=concurrency if arrivals is None else None)
-    at = [0.0, *accumulate(step_seconds(engine.trace, step_ms=step_ms, token_us=token_us))]
+    costs = step_seconds(engine.trace, step_ms=step_ms, token_us=token_us, request_us=request_us)
+    at = [0.0, *accumulate(costs)]
     first, last = [at[step] for step in seen["first_steps"]], [at[step] for step in seen["end_steps"]]
     later = [at[step] for step in arrivals] if arrivals is not None else [0.0] * concurrency + sorted(last)
     began = [0.0 if number < concurrency else later[number] for number in range(num_requests)]

@@ -83,9 +83,11 @@ class Params:
     period_s: float = 0.25
     """Between two looks at the gauges, seconds."""
     step_ms: float = 6.0
-    """Assumed before the run: a step that only decodes, ms."""
+    """Assumed before the run: the fixed part of a step, ms."""
     token_us: float = 60.0
-    """Assumed before the run: each prompt token in a step, us."""
+    """Assumed before the run: each prompt token, or token computed again, in a step, us."""
+    request_us: float = 100.0
+    """Assumed before the run: each request that decodes in a step, us."""
     seed: int = 0
     max_client_lag_s: float = 0.5
     """Of the client's own loop, p99: above it the run fails."""
@@ -116,6 +118,7 @@ class Params:
             value = getattr(self, name)
             _require(isinstance(value, int) and value >= least, name, value, f"a whole number, at least {least}")
         _require(all(gap >= 0 for gap in self.stagger_ms), "stagger_ms", self.stagger_ms, "gaps of 0 or more")
+        _require(self.request_us >= 0, "request_us", self.request_us, "at least 0")
         for name in ("period_s", "step_ms", "token_us", "max_client_lag_s", "ready_timeout_s", "timeout_s"):
             _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
 
