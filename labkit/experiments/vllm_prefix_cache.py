@@ -44,6 +44,7 @@ SLUG = "vllm_prefix_cache"
 TITLE = "Prefix cache under pollution: what survives, and which rate tells"
 NEEDS = "vLLM (labkit engine install); smoke, cpu: any CPU with 4 GB of memory; gpu1: a CUDA GPU with 80 GB"
 LINES = "steps.jsonl"
+LAG_NOTED_S = 0.05
 REPORTED = {"cap_tokens": "prefix-cap-default", "ttft_cold": "prefix-ttft-cold", "ttft_warm": "prefix-ttft-warm",
             "ttft_revisit": "prefix-ttft-revisit", "ttft_rewarm": "prefix-ttft-rewarm",
             "revisit_warm_mean": "prefix-revisit-warm-mean", "revisit_warm_p95": "prefix-revisit-warm-p95",
@@ -92,8 +93,9 @@ class Params:
     max_model_len: int = 2048
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 2048
-    max_client_lag_s: float = 0.5
-    """How late the client's own loop may wake (p99); on a busy CPU times are shown, not judged."""
+    max_client_lag_s: float = 5.0
+    """How late the client's own loop may wake (p99), or the run fails. On a CPU counters are judged and times are not, so
+    it may be late there; from LAG_NOTED_S on the record says so."""
     ready_timeout_s: float = 300
     timeout_s: float = 900
     """Of each server's life, seconds."""
@@ -219,6 +221,9 @@ def _measure(
     if not outcome.oracles[0].passed:
         return  # pages of two lives of a server: there are no differences to look at
     outcome.results |= analyze.results(lines)
+    if (lag_ms := outcome.results["client_lag_p99_ms"]) > 1e3 * LAG_NOTED_S:
+        outcome.notes.append(f"the client's own loop woke up to {lag_ms:.0f} ms late (p99 of the worst step): its times "
+                             "are too long by as much; the counters are the server's and not touched by it")
     outcome.oracles += [*oracles(lines, outcome.results, predicted), drill_oracle(outcome.results["drill"])]
     outcome.results |= analyze.lifecycle(lines, outcome.results["drill"])
 
