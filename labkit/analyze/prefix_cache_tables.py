@@ -61,7 +61,7 @@ def noise_table(record: RunRecord) -> pd.DataFrame:
     """
     results = record.results
     rows = [{"what": what, "ratio": ratio, "same": True, "above_noise": None}
-            for what, ratio in results["aa_ratio"].items()]
+            for what, ratio in sorted(results["aa_ratio"].items(), reverse=True)]
     floor = results["noise_floor_pct"]
     for name, label in (("revisit_warm_mean", "revisit over warm, mean TTFT"),
                         ("revisit_warm_p95", "revisit over warm, p95 TTFT"),
@@ -110,7 +110,8 @@ def agent_trace_table(record: RunRecord) -> pd.DataFrame:
         {"cache_tokens": int(size), "policy": policy, "whole_returns_pct": 100 * policies[policy]["whole_share"],
          "hit_pct": 100 * policies[policy]["hit_tokens"] / policies[policy]["query_tokens"],
          "lost_tokens": policies[policy]["lost_tokens"], "evidence": found["evidence"]}
-        for size, policies in found["by_cache_tokens"].items() for policy in POLICIES])  # fmt: skip
+        for size, policies in sorted(found["by_cache_tokens"].items(), key=lambda item: int(item[0]))
+        for policy in POLICIES])  # fmt: skip
 
 
 def comparison(records: Sequence[RunRecord], *, reported: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:

@@ -94,8 +94,8 @@ class Params:
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 2048
     max_client_lag_s: float = 5.0
-    """How late the client's own loop may wake (p99), or the run fails. On a CPU counters are judged and times are not, so
-    it may be late there; from LAG_NOTED_S on the record says so."""
+    """How late the client's own loop may wake (p99), or the run fails. On a CPU counters are judged and times are not,
+    so it may be late there; from LAG_NOTED_S on the record says so."""
     ready_timeout_s: float = 300
     timeout_s: float = 900
     """Of each server's life, seconds."""
@@ -222,8 +222,8 @@ def _measure(
         return  # pages of two lives of a server: there are no differences to look at
     outcome.results |= analyze.results(lines)
     if (lag_ms := outcome.results["client_lag_p99_ms"]) > 1e3 * LAG_NOTED_S:
-        outcome.notes.append(f"the client's own loop woke up to {lag_ms:.0f} ms late (p99 of the worst step): its times "
-                             "are too long by as much; the counters are the server's and not touched by it")
+        outcome.notes.append(f"the client's own loop woke up to {lag_ms:.0f} ms late (p99 of the worst step): its "
+                             "times may be too long by as much; the counters are the server's")
     outcome.oracles += [*oracles(lines, outcome.results, predicted), drill_oracle(outcome.results["drill"])]
     outcome.results |= analyze.lifecycle(lines, outcome.results["drill"])
 
