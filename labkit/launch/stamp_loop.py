@@ -23,8 +23,10 @@ TICK_S = 0.01
 _TIMESTAMPNS = 35 if sys.platform == "linux" else None
 """SO_TIMESTAMPNS and the type of its message; Python has no name for it."""
 _TIMESPEC = struct.Struct("qq")
-_RECEIVE_BYTES = 65536
+RECEIVE_BYTES = 65536
 """A larger buffer is mapped and unmapped at every call, which costs more than the reading."""
+STAMP_BYTES = 64
+"""Room for the kernel's stamp."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,9 +121,7 @@ class StampLoop:
         sock = socket.socket(self.family, socket.SOCK_STREAM)
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if _TIMESTAMPNS is not None:
-            with contextlib.suppress(OSError):  # a sandbox without it: this process stamps
-                sock.setsockopt(socket.SOL_SOCKET, _TIMESTAMPNS, 1)
+        ask_for_stamps(sock)
         connection = _Connection(sock, self.answers[index], self.payloads[index],
                                  time.perf_counter() + self.timeout_s)
         self._active[sock.fileno()] = connection
@@ -181,7 +181,7 @@ class StampLoop:
 
     def _read(self, connection: _Connection) -> None:
         try:
-            data, extra, _, _ = connection.sock.recvmsg(_RECEIVE_BYTES, 64)
+            data, extra, _, _ = connection.sock.recvmsg(RECEIVE_BYTES, STAMP_BYTES)
         except BlockingIOError:
             return
         except OSError as error:
@@ -189,13 +189,12 @@ class StampLoop:
         when = time.perf_counter()
         if not data:
             return self._end(connection, None)
-        if extra and extra[0][1] == _TIMESTAMPNS and len(extra[0][2]) == _TIMESPEC.size:
-            seconds, nanos = _TIMESPEC.unpack(extra[0][2])
-            stamp = (seconds * 1_000_000_000 + nanos - self._offset_ns) * 1e-9
-            when = min(max(stamp, connection.last_s), when)
-            self.num_by_kernel += 1
-        else:
+        stamp = kernel_stamp_s(extra, self._offset_ns)
+        if stamp is None:
             self.num_by_client += 1
+        else:
+            self.num_by_kernel += 1
+            when = min(max(stamp, connection.last_s), when)
         connection.last_s = when
         connection.answer.pieces.append((when, data))
 
@@ -221,6 +220,26 @@ def look_up(host: str, port: int) -> tuple[int, Any]:
             probe.connect(address)
             return family, address
     return found[0]
+
+
+def ask_for_stamps(sock: socket.socket) -> None:
+    """Have the kernel say with each reading when the last of its bytes arrived, where it can."""
+    if _TIMESTAMPNS is not None:
+        with contextlib.suppress(OSError):  # a sandbox without it: the reader stamps
+            sock.setsockopt(socket.SOL_SOCKET, _TIMESTAMPNS, 1)
+
+
+def kernel_stamp_s(extra: list[tuple[int, int, bytes]], offset_ns: int) -> float | None:
+    """The kernel's stamp beside what `recvmsg` read, on `time.perf_counter`; None without one.
+
+    Args:
+        extra: ancillary data of `recvmsg(..., STAMP_BYTES)`.
+        offset_ns: of `clock_offset_ns`.
+    """
+    if not extra or extra[0][1] != _TIMESTAMPNS or len(extra[0][2]) != _TIMESPEC.size:
+        return None
+    seconds, nanos = _TIMESPEC.unpack(extra[0][2])
+    return (seconds * 1_000_000_000 + nanos - offset_ns) * 1e-9
 
 
 def clock_offset_ns() -> int:
