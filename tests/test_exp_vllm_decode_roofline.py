@@ -18,7 +18,7 @@ from labkit.records import RecordError, check_run
 from tests.decode_stand_ins import LOG, page
 
 CPU = exp.Params(servers=("tiny-qwen2 eager", "tiny-deepseek-v2 eager"), batches=(1, 3), context_tokens=32,
-                 output_tokens=16, rounds=2, prompt_tokens=(32, 64), prompt_repeats=3)
+                 output_tokens=16, rounds=2, prompt_tokens=(32, 128), prompt_repeats=3)
 STEP_S = 0.02
 
 
@@ -115,10 +115,12 @@ def test_a_run_from_launch_to_figures(engine, tmp_path):
     assert record.results["server"]["tiny-qwen2 eager"]["client_lag_ms"] == 3.0
     assert record.results["itl_ms"]["tiny-qwen2 eager"]["3"]["value"] == pytest.approx(1e3 * STEP_S)
     assert record.results["itl_ms"]["tiny-qwen2 eager"]["3"]["n"] == 2 * 3 * (15 - 2)
-    assert record.results["ttft_ms"]["tiny-deepseek-v2 eager"]["64"]["n"] == 3
-    assert record.results["ttft_ms"]["tiny-deepseek-v2 eager"]["64"]["value"] == pytest.approx(100)
+    assert record.results["ttft_ms"]["tiny-deepseek-v2 eager"]["128"]["n"] == 3
+    assert record.results["ttft_ms"]["tiny-deepseek-v2 eager"]["128"]["value"] == pytest.approx(100)
     frame = exp.table(record)
     assert len(frame) == 2 * (2 + 2) and frame["p50_ms"].notna().all()
+    assert frame["model"].tolist() == ["tiny-qwen2"] * 4 + ["tiny-deepseek-v2"] * 4
+    assert frame["size"].tolist() == [1, 3, 32, 128] * 2
     figures = exp.figures(record)
     assert set(figures) == {"step_time", "against_bytes", "where_it_goes", "prompt_time"}
     assert all(fig.data and fig.layout.meta["caption"] for fig in figures.values())
@@ -141,7 +143,7 @@ def test_servers_get_what_was_predicted_for_them(engine):
     first, second = (server.settings for server in engine["servers"])
     assert (first.block_size, second.block_size) == (32, 16)  # the latent's kernel takes 16 only
     assert first.enforce_eager and not first.enable_prefix_caching and first.kv_cache_memory_bytes == 2**30
-    assert first.max_num_seqs == 3 and first.max_model_len == 128
+    assert first.max_num_seqs == 3 and first.max_model_len == 192
     assert engine["env"] == [{"VLLM_CPU_KVCACHE_SPACE": "1"}]
 
 

@@ -19,9 +19,9 @@ def points_table(record: RunRecord) -> pd.DataFrame:
     floor_ms), memory_share (of the floor's time).
     """
     rows, results = [], record.results
-    for name, told in record.prediction["values"]["servers"].items():
+    for name, told in _servers(record):
         for kind, key, short in (("ITL", "itl_ms", "itl"), ("TTFT", "ttft_ms", "ttft")):
-            for size, point in told["decode" if short == "itl" else "ttft"].items():
+            for size, point in _by_number(told["decode" if short == "itl" else "ttft"]):
                 seen = results.get(key, {}).get(name, {}).get(size, {})
                 rows.append({
                     "model": told["model"], "mode": told["mode"], "kind": kind, "size": int(size),
@@ -44,7 +44,7 @@ def servers_table(record: RunRecord) -> pd.DataFrame:
     gb_per_s (line of ITL against bytes).
     """
     rows = []
-    for name, told in record.prediction["values"]["servers"].items():
+    for name, told in _servers(record):
         facts, line = record.results.get("server", {}).get(name, {}), record.results.get("fit", {}).get(name) or {}
         rows.append({
             "model": told["model"], "mode": told["mode"], "parameters": told["parameters"] / 1e9,
@@ -61,8 +61,8 @@ def parts_table(record: RunRecord) -> pd.DataFrame:
     """Where the predicted floor of a decode step goes: model, mode, batch, part, ms. Parts of no time are left out."""
     return pd.DataFrame([
         {"model": told["model"], "mode": told["mode"], "batch": int(batch), "part": part, "ms": ms}
-        for told in record.prediction["values"]["servers"].values()
-        for batch, point in told["decode"].items() for part, ms in point["by_part_ms"].items() if ms > 0
+        for _, told in _servers(record)
+        for batch, point in _by_number(told["decode"]) for part, ms in point["by_part_ms"].items() if ms > 0
     ])
 
 
@@ -84,6 +84,16 @@ def compare_table(records: Sequence[RunRecord]) -> pd.DataFrame:
                 f"of {row['size']} batch", f"at batch {row['size']}")
             values.setdefault(label, {}).update({f"{column}, predicted": row["predicted_ms"], column: row["p50_ms"]})
     return pd.DataFrame([{"quantity": name, **by_record} for name, by_record in values.items()])
+
+
+def _servers(record: RunRecord) -> list[tuple[str, Any]]:
+    """Name and prediction of each server in the order of the run; a record's own keys are sorted as texts."""
+    told = record.prediction["values"]["servers"]
+    return [(name, told[name]) for name in record.params["servers"]]
+
+
+def _by_number(found: dict[str, Any]) -> list[tuple[str, Any]]:
+    return sorted(found.items(), key=lambda item: int(item[0]))
 
 
 def _at(found: dict[str, Any], *keys: str) -> Any:
