@@ -118,7 +118,7 @@ def comparison(records: Sequence[RunRecord], *, reported: Mapping[str, Mapping[s
                 column = f"{record.hardware_tag} {record.preset}"
                 row[f"{column} predicted"] = _predicted(record, name, label)
                 row[column] = _plain(record.results[name].get(label))
-            row["8x V100 report"] = reported.get(name, {}).get(label)
+            row["8x V100 report"] = _plain(reported.get(name, {}).get(label))
             rows.append(row)
     return pd.DataFrame(rows)
 

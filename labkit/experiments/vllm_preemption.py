@@ -41,8 +41,10 @@ SLUG = "vllm_preemption"
 TITLE = "Preemption: when the KV cache runs full"
 NEEDS = "vLLM (labkit engine install); smoke, cpu: any CPU; gpu1: a CUDA GPU"
 REPORTED = {"kv_tokens": ("preempt-kv-tokens",), "count": ("preempt-count",), "peak_kv": ("preempt-peak-kv",),
-            "throughput": ("preempt-throughput",), "ttft": ("preempt-ttft",), "tpot": ("preempt-tpot",)}
+            "peak_running_waiting": ("preempt-running-waiting",), "throughput": ("preempt-throughput",),
+            "ttft": ("preempt-ttft",), "tpot": ("preempt-tpot",)}
 """Result name -> claims of the report that give its figures by point."""
+RATIOS = {"throughput_pct": "preempt-66", "tpot_slower_pct": "preempt-tpot-11", "ttft_lower_pct": "preempt-ttft-11"}
 Stop = Callable[[], bool]
 OnSample = Callable[[dict[str, Any]], None]
 
@@ -286,9 +288,22 @@ def figures(record: RunRecord) -> dict[str, go.Figure]:
     return plots.all_figures(record, source=f"{record.hardware_tag}, run {record.run_id}, {record.created_utc[:10]}")
 
 
+def reported() -> dict[str, dict[str, Any]]:
+    """Figures of the 8x V100 report as the ledger has them: result name -> point -> value."""
+    from labkit.claims import report_figures
+
+    return report_figures(REPORTED)
+
+
+def reported_ratios() -> dict[str, float]:
+    """What the report says of the small cache against the large one, percent."""
+    from labkit.claims import claim_value, get_claim
+
+    return {name: claim_value(get_claim(claim)) for name, claim in RATIOS.items()}
+
+
 def compare(records: list[RunRecord]) -> pd.DataFrame:
     """Predicted, each record, and the 8x V100 report side by side."""
     from labkit.analyze.preemption_tables import comparison
-    from labkit.claims import report_figures
 
-    return comparison(records, reported=report_figures(REPORTED))
+    return comparison(records, reported=reported())
