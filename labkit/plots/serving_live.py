@@ -158,7 +158,7 @@ class LiveView:
             fig.add_trace(go.Scatter(x=x, y=y, name=name, mode="lines", line={"color": COLORS[color], "width": 2,
                                                                               "dash": dash}), row=row, col=1)
         fig.update_layout(
-            template=TEMPLATE, height=HEIGHT, title_text="The server now",
+            template=TEMPLATE, height=HEIGHT, margin={"t": 88},  # room for a legend of three lines
             meta={"alt": "Requests running and waiting, KV cache used and prefix hit rate over time",
                   "caption": "sampled: a peak between two samples is not seen"})
         fig.update_yaxes(title_text="requests", rangemode="tozero", row=1, col=1)
