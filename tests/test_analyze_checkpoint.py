@@ -153,7 +153,19 @@ def test_a_save_takes_as_long_as_its_slowest_rank_and_cost_is_paired():
     assert (cost["p10"], cost["p90"], cost["n"]) == (pytest.approx(10), pytest.approx(20), 2)
     assert results["is_fast_cost_within_5_pct"] == {"50 MB": False}
     assert results["hash_ms"]["50 MB"]["protocol sha256"]["value"] == pytest.approx(20)
+    assert results["fast_extra_ms"]["50 MB"]["value"] == pytest.approx(25)  # of 10 and 40 ms
+    assert results["fast_cost_fit"] is None  # a line needs two sizes
     assert checkpoint_cost.cost_results([[]]) == ({}, {})
+
+
+def test_the_size_from_which_a_save_is_cheap_enough():
+    ms = lambda values: {f"{size} MB": {"value": value} for size, value in values.items()}  # noqa: E731
+    # Bare 10 ms + 2 ms a MB, added 5 ms + 0.05 ms a MB: 5 + 0.05 x = 0.05 (10 + 2 x) at x = 90 MB.
+    fit = checkpoint_cost.cost_fit(ms({10: 30, 50: 110, 100: 210}), ms({10: 5.5, 50: 7.5, 100: 10}))
+    assert fit == pytest.approx({"fixed_ms": 5, "per_mb_ms": 0.05, "bare_fixed_ms": 10, "bare_per_mb_ms": 2,
+                                 "within_5_pct_from_mb": 90})
+    assert checkpoint_cost.cost_fit(ms({1: 10, 2: 20}), ms({1: 1, 2: 2}))["within_5_pct_from_mb"] is None
+    assert checkpoint_cost.cost_fit(ms({1: 20, 2: 30}), ms({1: 0.5, 2: 0.5}))["within_5_pct_from_mb"] == 0
 
 
 def log_rows(*, last=2, missing=(3,)):

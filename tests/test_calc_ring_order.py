@@ -103,6 +103,18 @@ def test_cost_of_a_save_by_hand():
     assert size_for_cost_bytes(cost_pct=5, write_bytes_per_s=1e8, hash_bytes_per_s=1e9, fixed_s=0.1) is None
 
 
+def test_a_hash_beside_the_copy_costs_what_lasts_longer():
+    own = dict(write_bytes_per_s=1e8, hash_bytes_per_s=1e9, fixed_s=0.05)
+    # 100 MB are copied in 0.2 s while the hash takes 0.1 s: only the manifest's 0.05 s of 1 s is left. At 2 GB/s half
+    # of the hash is.
+    assert save_cost_pct(state_bytes=1e8, copy_bytes_per_s=5e8, **own) == pytest.approx(5)
+    assert save_cost_pct(state_bytes=1e8, copy_bytes_per_s=2e9, **own) == pytest.approx(10)
+    assert size_for_cost_bytes(cost_pct=5, copy_bytes_per_s=5e8, **own) == pytest.approx(1e8)
+    assert size_for_cost_bytes(cost_pct=5, copy_bytes_per_s=2e9, **own) is None
+    with pytest.raises(ValueError, match="copy_bytes_per_s=0"):
+        save_cost_pct(state_bytes=1e8, copy_bytes_per_s=0, **own)
+
+
 def test_no_miss_in_n_faults_leaves_three_in_n():
     for count in (30, 200, 1000):
         bound = miss_rate_bound(num_faults=count)

@@ -7,6 +7,8 @@ import random
 import resource
 import shutil
 import signal
+import threading
+import time
 from itertools import pairwise
 
 import pytest
@@ -24,6 +26,7 @@ from labkit.checkpoints import (
     commit,
     hash_bytes,
     hash_file,
+    hashing,
     newest_good,
     parse_manifest,
     require_good,
@@ -272,6 +275,42 @@ def test_a_manifest_moved_to_another_step_is_noticed(tmp_path):
     save(tmp_path, 1)
     shutil.copytree(step_dir(tmp_path, 1), step_dir(tmp_path, 2))
     assert kinds(verify(step_dir(tmp_path, 2))) == ["step"]
+
+
+class SlowHash:
+    """SHA-256 that is still at work when a write has long returned."""
+
+    def __init__(self, algorithm):
+        self.state = hashing.hashlib.sha256()
+
+    def update(self, view):
+        time.sleep(0.05)
+        self.state.update(view)
+
+    def hexdigest(self):
+        return self.state.hexdigest()
+
+
+def test_memory_may_be_used_again_after_a_write(tmp_path, monkeypatch):
+    monkeypatch.setattr(hashing, "new_hash", SlowHash)
+    data = bytearray(b"a" * hashing.OVERLAP_BYTES)
+
+    def write(stream):
+        stream.write(data)
+        data[:] = bytes(len(data))
+    entry = write_file(tmp_path, "file", write, rank=0, algorithm="sha256", durable=False)
+    assert entry.digest == hash_bytes(b"a" * len(data), "sha256") == hash_file(tmp_path / "file", "sha256")[0]
+
+
+def test_a_hash_that_fails_beside_the_write_fails_the_save(tmp_path, monkeypatch):
+    def fail(self, view):
+        raise MemoryError("no more")
+    monkeypatch.setattr(SlowHash, "update", fail)
+    monkeypatch.setattr(hashing, "new_hash", SlowHash)
+    with pytest.raises(MemoryError, match="no more"):
+        write_file(tmp_path, "file", lambda s: s.write(bytes(hashing.OVERLAP_BYTES)), rank=0, algorithm="sha256")
+    assert os.listdir(tmp_path) == []
+    assert not [thread for thread in threading.enumerate() if thread.name == "checkpoint-hash"]
 
 
 @pytest.mark.parametrize("algorithm", available_algorithms())

@@ -18,6 +18,7 @@ from labkit.analyze.ddp_rank_files import read_ranks
 from labkit.checkpoints import CheckpointError, step_dir, verify
 from labkit.paths import ROOT
 from labkit.workers import checkpoint_drill, checkpoint_kills, checkpoint_order
+from labkit.workers.checkpoint_cost import order_of
 from labkit.workers.checkpoint_dcp import load_dcp, save_dcp
 from labkit.workers.checkpoint_io import AsyncSaver, host_copy, load, save
 from labkit.workers.checkpoint_state import (
@@ -29,6 +30,7 @@ from labkit.workers.checkpoint_state import (
     state_digests,
     train_step,
 )
+from labkit.workers.checkpoint_talk import PROBLEM_CHARS, Talk, cut
 from labkit.workers.session import Session
 
 MODEL = {"hidden": 8, "inner": 16, "dropout": 0.3, "batch": 4, "learning_rate": 1e-2, "seed": 5}
@@ -45,7 +47,7 @@ def session(tmp_path_factory):
 
 
 def put(session, job, root, **more):
-    return save(session, root, step=job.step, main=main_state(job), own=rank_state(job), algorithm="sha256",
+    return save(Talk(session), root, step=job.step, main=main_state(job), own=rank_state(job), algorithm="sha256",
                 durable=False, **more)
 
 
@@ -85,6 +87,27 @@ def test_a_background_save_holds_the_state_of_its_start(session, tmp_path):
     with pytest.raises(CheckpointError, match="is committed"):
         saver.wait()
     saver.wait()  # told once
+
+
+def test_the_ranks_words_arrive_whole_and_are_cut_to_fit(session):
+    talk = Talk(session)
+    smile = "\N{GRINNING FACE}" * 1000  # twelve bytes of JSON each
+    assert talk.open(None) is None
+    reports = talk.report([[{"path": "a" * 200}] * 2, cut(smile)])
+    assert reports == [[[{"path": "a" * 200}] * 2, smile[:PROBLEM_CHARS]]]
+    assert talk.close(smile) == talk.open(smile) == smile[:PROBLEM_CHARS] and talk.close(None) is None
+    with pytest.raises(ValueError, match="message of 10002 bytes: expected at most 8192"):
+        talk.report("x" * 10000)
+
+
+def test_no_save_always_follows_the_same_one():
+    variants = ["bare", "sha256", "fast", "async", "dcp"]
+    rounds = [order_of(variants, index) for index in range(20)]
+    assert all(sorted(own) == sorted(variants) for own in rounds)
+    firsts = [own[0] for own in rounds]
+    assert {name: firsts.count(name) for name in variants} == dict.fromkeys(variants, 4)
+    before = [(own[own.index("fast") - 1]) for own in rounds if own.index("fast")]
+    assert before.count("sha256") == before.count("async") == 8
 
 
 def test_a_host_copy_shares_nothing():

@@ -66,6 +66,31 @@ def cost_frame(record: RunRecord) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).convert_dtypes()
 
 
+def goal_frame(record: RunRecord) -> pd.DataFrame:
+    """One row a size of state: what the fast hash and the manifest add to a bare save, beside the goal of five percent.
+
+    Columns: size, bare_ms, extra_ms (median over rounds, like cost_pct), extra_p10_ms, extra_p90_ms, fitted_ms (the
+    straight line through all sizes), cost_pct, predicted_pct, num_samples, is_within_5_pct.
+    """
+    import pandas as pd
+
+    results, rows = record.results, []
+    predicted = record.prediction.get("values", {}).get("save_cost_pct", {})
+    fit = results.get("fast_cost_fit")
+    for size, extra in results.get("fast_extra_ms", {}).items():
+        rows.append({
+            "size": size, "bare_ms": results["save_ms"][size]["bare"]["value"], "extra_ms": extra["value"],
+            "extra_p10_ms": extra["p10"], "extra_p90_ms": extra["p90"],
+            "fitted_ms": fit["fixed_ms"] + fit["per_mb_ms"] * float(size.split()[0]) if fit else None,
+            "cost_pct": results["fast_cost_pct"][size]["value"],
+            "predicted_pct": predicted.get(size, {}).get(results["fast_hash"]), "num_samples": extra["n"],
+            "is_within_5_pct": results["is_fast_cost_within_5_pct"][size]})
+    rows.sort(key=lambda row: float(row["size"].split()[0]))
+    columns = ["size", "bare_ms", "extra_ms", "extra_p10_ms", "extra_p90_ms", "fitted_ms", "cost_pct", "predicted_pct",
+               "num_samples", "is_within_5_pct"]
+    return pd.DataFrame(rows, columns=columns).convert_dtypes()
+
+
 def dcp_frame(record: RunRecord) -> pd.DataFrame:
     """One row an accident. Columns: accident, dcp_load, verify, newest_good_step, said (first line of verification)."""
     import pandas as pd
@@ -129,6 +154,7 @@ def _predicted(record: RunRecord) -> dict[tuple[str, str], Any]:
              if control in REPORTED}
     found |= {("save cost %", f"{size}, {name}"): cost for size, own in values.get("save_cost_pct", {}).items()
               for name, cost in own.items()}
+    found |= {("5 % from MB", name): size for name, size in values.get("within_5_pct_from_mb", {}).items()}
     return found
 
 
@@ -139,6 +165,8 @@ def _seen(record: RunRecord) -> dict[tuple[str, str], Any]:
              for control, value in _in_order(own[name]) if control in REPORTED}
     found |= {("save cost %", f"{size}, {name.removeprefix('protocol ')}"): cost["value"]
               for size, own in results.get("save_cost_pct", {}).items() for name, cost in own.items()}
+    if fit := results.get("fast_cost_fit"):
+        found["5 % from MB", results["fast_hash"]] = fit["within_5_pct_from_mb"]
     for name in ("fault_exit_time", "fault_straggler_time"):
         if name in results:
             found[name, "s"] = results[name]

@@ -31,7 +31,7 @@ def adamw_state_bytes(*, num_parameters: int, bytes_per_element: int = 4) -> int
 
 def save_cost_pct(
     *, state_bytes: float, write_bytes_per_s: float, hash_bytes_per_s: float, fixed_s: float = 0.0,
-    bare_fixed_s: float = 0.0,
+    bare_fixed_s: float = 0.0, copy_bytes_per_s: float | None = None,
 ) -> float:
     """How much longer a save takes that hashes what it writes and then publishes a manifest.
 
@@ -39,27 +39,32 @@ def save_cost_pct(
         state_bytes: written and hashed by the slowest rank, > 0.
         write_bytes_per_s: serialise, write and sync, > 0.
         hash_bytes_per_s: > 0.
-        fixed_s: what the manifest costs whatever the size: gather, write, two syncs, >= 0.
+        fixed_s: what the manifest costs whatever the size: messages, write, two syncs, >= 0.
         bare_fixed_s: what a bare save costs whatever the size, >= 0.
+        copy_bytes_per_s: of that part of the write that the hash runs beside, in another thread: the copy into the
+            kernel's cache, > 0; None if it runs beside nothing.
 
     Returns: percent of the bare save.
     Raises: ValueError naming the argument, the value got, what was expected.
-    Assumes: hashing does not overlap writing; an upper bound where it does.
-    Source: (bytes / hash + fixed) / (bytes / write + bare fixed).
+    Assumes: there is a core for the hash, and memory feeds both.
+    Source: (max(0, bytes / hash - bytes / copy) + fixed) / (bytes / write + bare fixed).
 
     >>> round(save_cost_pct(state_bytes=50e6, write_bytes_per_s=0.5e9, hash_bytes_per_s=10e9, fixed_s=0.005), 2)
     10.0
+    >>> round(save_cost_pct(state_bytes=50e6, write_bytes_per_s=0.5e9, hash_bytes_per_s=10e9, fixed_s=0.005,
+    ...                     copy_bytes_per_s=2e9), 2)
+    5.0
     """
     size = require_number("state_bytes", state_bytes, above=0)
     bare = size / require_number("write_bytes_per_s", write_bytes_per_s, above=0) + require_number(
         "bare_fixed_s", bare_fixed_s, least=0)
-    extra = size / require_number("hash_bytes_per_s", hash_bytes_per_s, above=0) + require_number(
-        "fixed_s", fixed_s, least=0)
+    extra = size * _hash_s_per_byte(hash_bytes_per_s, copy_bytes_per_s) + require_number("fixed_s", fixed_s, least=0)
     return 100 * extra / bare
 
 
 def size_for_cost_bytes(
-    *, cost_pct: float, write_bytes_per_s: float, hash_bytes_per_s: float, fixed_s: float
+    *, cost_pct: float, write_bytes_per_s: float, hash_bytes_per_s: float, fixed_s: float,
+    copy_bytes_per_s: float | None = None,
 ) -> float | None:
     """State from which on a verified save costs at most so much.
 
@@ -68,6 +73,7 @@ def size_for_cost_bytes(
         write_bytes_per_s: as `save_cost_pct`, like the next two.
         hash_bytes_per_s: of the hash.
         fixed_s: of the manifest.
+        copy_bytes_per_s: as `save_cost_pct`.
 
     Returns: bytes; None if no size is large enough, because the hash alone costs more.
     Raises: ValueError naming the argument, the value got, what was expected.
@@ -78,10 +84,18 @@ def size_for_cost_bytes(
     200
     """
     write = require_number("write_bytes_per_s", write_bytes_per_s, above=0)
-    hashed = require_number("hash_bytes_per_s", hash_bytes_per_s, above=0)
-    left_s_per_byte = require_number("cost_pct", cost_pct, above=0) / 100 / write - 1 / hashed
+    allowed = require_number("cost_pct", cost_pct, above=0) / 100 / write
+    left_s_per_byte = allowed - _hash_s_per_byte(hash_bytes_per_s, copy_bytes_per_s)
     fixed = require_number("fixed_s", fixed_s, least=0)
-    return None if left_s_per_byte <= 1e-9 / hashed else fixed / left_s_per_byte
+    return None if left_s_per_byte <= 1e-9 * allowed else fixed / left_s_per_byte
+
+
+def _hash_s_per_byte(hash_bytes_per_s: float, copy_bytes_per_s: float | None) -> float:
+    """What the hash adds to each byte: all of it, or what lasts longer than the copy beside it."""
+    hashed = 1 / require_number("hash_bytes_per_s", hash_bytes_per_s, above=0)
+    if copy_bytes_per_s is None:
+        return hashed
+    return max(0.0, hashed - 1 / require_number("copy_bytes_per_s", copy_bytes_per_s, above=0))
 
 
 def miss_rate_bound(*, num_faults: int, confidence: float = 0.95) -> float:

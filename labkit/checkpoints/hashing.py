@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 try:
@@ -89,7 +90,9 @@ class HashingStream(io.RawIOBase):
         self.num_bytes = 0
         self.hash_s = 0.0
         """Seconds spent in the hash; those of large pieces overlap the writing."""
-        self._helper = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-hash")
+        self._todo: SimpleQueue[memoryview | None] = SimpleQueue()
+        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._helper: threading.Thread | None = None  # a small file needs none
 
     def writable(self) -> bool:
         """True: this is what a BufferedWriter asks first."""
@@ -104,13 +107,27 @@ class HashingStream(io.RawIOBase):
             self._update(view)
             self._write_all(view)
         else:
-            hashed = self._helper.submit(self._update, view)
+            if self._helper is None:
+                self._helper = threading.Thread(target=self._work, name="checkpoint-hash", daemon=True)
+                self._helper.start()
+            self._todo.put(view)
             try:
                 self._write_all(view)
             finally:
-                hashed.result()  # the caller may reuse its memory as soon as this returns
+                error = self._done.get()  # the caller may reuse its memory as soon as this returns
+            if error is not None:
+                raise error
         self.num_bytes += len(view)
         return len(view)
+
+    def _work(self) -> None:
+        while (view := self._todo.get()) is not None:
+            try:
+                self._update(view)
+                self._done.put(None)
+            except BaseException as error:  # handed to the writer
+                self._done.put(error)
+            view = None  # the caller's memory is not held while there is nothing to do
 
     def _update(self, view: memoryview) -> None:
         started = time.perf_counter()
@@ -123,7 +140,10 @@ class HashingStream(io.RawIOBase):
 
     def close(self) -> None:
         """End the helper thread; the file below stays open."""
-        self._helper.shutdown()
+        if self._helper is not None:
+            self._todo.put(None)
+            self._helper.join()
+            self._helper = None
         super().close()
 
     def digest(self) -> str:

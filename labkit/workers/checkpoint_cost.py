@@ -1,6 +1,6 @@
 """What a verified save costs over a bare one: the same bytes, to the same disk, in the same process, in turn.
 
-`bare` is torch.save and fsync under the final name. `protocol <hash>` adds the temporary name, the hash, the gather,
+`bare` is torch.save and fsync under the final name. `protocol <hash>` adds the temporary name, the hash, the reports,
 the manifest and the directory's fsync. `async` writes in the background: `stall_s` is what training waits for, `time_s`
 lasts until the manifest is there. `dcp` is torch's own, `dcp + manifest` seals it. All ranks start together and each
 reports its own time.
@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from labkit.checkpoints import available_algorithms, fast_algorithm, step_dir, verify
 from labkit.workers.checkpoint_dcp import save_dcp
 from labkit.workers.checkpoint_io import MAIN, AsyncSaver, rank_file, save
+from labkit.workers.checkpoint_talk import Talk
 from labkit.workers.session import Session
 
 NUM_TENSORS = 12
@@ -28,7 +29,7 @@ NUM_TENSORS = 12
 
 
 def measure_cost(session: Session, params: Mapping[str, Any], root: Path) -> None:
-    """Rounds over all variants and sizes; each round starts with another variant. Stops early at the time budget."""
+    """Rounds over all variants and sizes, each in another order. Stops early at the time budget."""
     saver = AsyncSaver(session)
     for size_mb in params["cost_sizes_mb"]:
         state = synthetic_state(session, size_mb)
@@ -38,7 +39,7 @@ def measure_cost(session: Session, params: Mapping[str, Any], root: Path) -> Non
         started = time.perf_counter()
         # The round before the first is warm-up, where enough rounds are asked for to speak of times at all.
         for i in range(-1 if params["num_cost_rounds"] > 2 else 0, params["num_cost_rounds"]):
-            for name in variants[i % len(variants):] + variants[: i % len(variants)]:
+            for name in order_of(variants, i):
                 folder = root / f"{size_mb:g}_{i}"
                 timed = one_save(session, actions[name], folder)
                 if i >= 0:
@@ -46,11 +47,20 @@ def measure_cost(session: Session, params: Mapping[str, Any], root: Path) -> Non
             # One rank's clock decides, or the ranks would part ways.
             if session.gather(time.perf_counter() - started)[0] > params["cost_budget_s"]:
                 break
-        measure_verify(session, state, root / "verify", size_mb=size_mb, num_rounds=params["num_cost_rounds"],
+        measure_verify(saver.talk, state, root / "verify", size_mb=size_mb, num_rounds=params["num_cost_rounds"],
                        algorithms=[name for name in available_algorithms() if name != "blake2b" or name in
                                    params["cost_saves"]])
         del state
     saver.wait()
+
+
+def order_of(variants: Sequence[str], index: int) -> list[str]:
+    """Another one first in each round, and every second round backwards: a save then does not always follow the same
+    one, whose journal and freed blocks the disk may still be busy with.
+    """
+    start = index % len(variants)
+    turned = [*variants[start:], *variants[:start]]
+    return turned[::-1] if index % 2 else turned
 
 
 def synthetic_state(session: Session, size_mb: float) -> dict[str, Any]:
@@ -68,7 +78,7 @@ def make_variants(session: Session, state: dict[str, Any], saver: AsyncSaver, wa
     fast = fast_algorithm()
 
     def protocol(algorithm: str) -> Callable[[Path], dict[str, float]]:
-        return lambda folder: save(session, folder, step=0, main=state, own=own, algorithm=algorithm)
+        return lambda folder: save(saver.talk, folder, step=0, main=state, own=own, algorithm=algorithm)
 
     def bare(folder: Path) -> None:
         directory = step_dir(folder, 0)
@@ -113,11 +123,12 @@ def one_save(session: Session, action: Callable[[Path], dict[str, float] | None]
     return {"time_s": time_s, **parts}
 
 
-def measure_verify(session: Session, state: dict[str, Any], root: Path, *, size_mb: float, num_rounds: int,
+def measure_verify(talk: Talk, state: dict[str, Any], root: Path, *, size_mb: float, num_rounds: int,
                    algorithms: Sequence[str]) -> None:
     """Seconds to read back and judge a checkpoint of each hash, on rank 0, from the page cache."""
+    session = talk.session
     for algorithm in algorithms:
-        save(session, root / algorithm, step=0, main=state, own={"step": 0}, algorithm=algorithm)
+        save(talk, root / algorithm, step=0, main=state, own={"step": 0}, algorithm=algorithm)
         if session.rank == 0:
             for i in range(min(3, num_rounds)):
                 started = time.perf_counter()

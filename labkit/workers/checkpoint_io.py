@@ -1,6 +1,6 @@
 """Saving and loading a rank's state under the manifest protocol, at once or in the background.
 
-    save(session, root, step=3, main=main_state(job), own=rank_state(job), algorithm="sha256")
+    save(Talk(session), root, step=3, main=main_state(job), own=rank_state(job), algorithm="sha256")
     load(session, root)              newest good step, the same on every rank, or an error on every rank
 
 `torch.save` streams through a hash into a temporary file. The gather of what each rank wrote is the barrier. Then rank
@@ -19,11 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
 from labkit.checkpoints import CheckpointError, FileEntry, begin, commit, newest_good, step_dir, write_file
 from labkit.checkpoints.save import At
-from labkit.workers.checkpoint_talk import Talk, cut
+from labkit.workers.checkpoint_talk import Talk, cut, own_talk
 from labkit.workers.session import Session
 
 MAIN = "main.pt"
@@ -35,13 +34,13 @@ def rank_file(rank: int) -> str:
 
 
 def save(
-    session: Session, root: Path, *, step: int, main: dict[str, Any], own: dict[str, Any], algorithm: str,
-    skipping_rank: int | None = None, durable: bool = True, at: At | None = None, talk: Talk | None = None,
+    talk: Talk, root: Path, *, step: int, main: dict[str, Any], own: dict[str, Any], algorithm: str,
+    skipping_rank: int | None = None, durable: bool = True, at: At | None = None,
 ) -> dict[str, float]:
     """Save one step; when it returns, every rank knows that it is committed.
 
     Args:
-        session: this rank.
+        talk: of this rank with the others.
         root: folder of the job's checkpoints.
         step: training step.
         main: state that rank 0 writes.
@@ -50,16 +49,14 @@ def save(
         skipping_rank: this rank writes nothing: a fault to try.
         durable: fsync.
         at: see `labkit.checkpoints.save`.
-        talk: how the ranks tell each other; over the job's own group if not given.
 
     Returns: {"hash_s", "commit_s"}: seconds of this rank in the hash, and from its last write to the end.
     Raises: CheckpointError on every rank if one rank did not write or the files are not all there.
     """
-    talk = talk or Talk(session)
-    directory = step_dir(root, step)
+    session, directory = talk.session, step_dir(root, step)
     timing: dict[str, float] = {}
     found: list[FileEntry] = []
-    _heed(talk.verdict(_attempt(lambda: begin(directory)) if session.rank == 0 else None))
+    _heed(talk.open(_attempt(lambda: begin(directory)) if session.rank == 0 else None))
     files = {**({MAIN: main} if session.rank == 0 else {}), rank_file(session.rank): own}
     problem = None
     if session.rank != skipping_rank:
@@ -74,7 +71,7 @@ def save(
         problem = _attempt(lambda: commit(
             directory, [FileEntry(**entry) for entries, _ in reports for entry in entries], step=step,
             world_size=session.world_size, algorithm=algorithm, durable=durable, at=at))
-    _heed(talk.verdict(problem))
+    _heed(talk.close(problem))
     return {"hash_s": timing.get("hash_s", 0.0), "commit_s": time.perf_counter() - started}
 
 
@@ -107,7 +104,7 @@ class AsyncSaver:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.talk = Talk(session, dist.new_group(backend="gloo"))
+        self.talk = own_talk(session)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -129,8 +126,8 @@ class AsyncSaver:
 
         def work() -> None:
             try:
-                save(self.session, root, step=step, main=copies[0], own=copies[1], algorithm=algorithm,
-                     durable=durable, talk=self.talk)
+                save(self.talk, root, step=step, main=copies[0], own=copies[1], algorithm=algorithm,
+                     durable=durable)
             except BaseException as error:  # handed to the thread that waits
                 self._error = error
 

@@ -35,6 +35,7 @@ from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUs
 from labkit.checkpoints import CheckpointError, newest_good
 from labkit.workers.checkpoint_io import load, save
 from labkit.workers.checkpoint_state import digest, main_state, make_job, rank_state, restore, train_step
+from labkit.workers.checkpoint_talk import Talk
 from labkit.workers.session import Session, read_params
 
 MODEL = {"hidden": 8, "inner": 16, "dropout": 0.1, "batch": 4, "learning_rate": 1e-3, "seed": 0}
@@ -59,7 +60,7 @@ def rank_main(rank: int, params: dict[str, Any], root: Path, scratch: Path, faul
         session.write("loaded", step=job.step, model_sha=digest(job.model.state_dict()))
         try:
             train_step(job)
-            save(session, root, step=job.step, main=main_state(job), own=rank_state(job), algorithm="sha256",
+            save(Talk(session), root, step=job.step, main=main_state(job), own=rank_state(job), algorithm="sha256",
                  durable=False, at=stopper(fault, rank, session))
         except CheckpointError as error:
             session.write("refused", error=str(error))

@@ -36,6 +36,7 @@ from labkit.workers.checkpoint_state import (
     train_step,
     warm_up,
 )
+from labkit.workers.checkpoint_talk import Talk, open_talk
 from labkit.workers.session import Session, open_session, read_params
 
 
@@ -58,9 +59,10 @@ def train(session: Session, job: Job, control: str, run: str, num_steps: int) ->
     return first
 
 
-def run_control(session: Session, params: Mapping[str, Any], control: str, settings: dict[str, Any], root: Path, *,
+def run_control(talk: Talk, params: Mapping[str, Any], control: str, settings: dict[str, Any], root: Path, *,
                 is_first: bool) -> None:
     """One control: the run that is never stopped, the save, the run that starts from it, and how they differ."""
+    session = talk.session
     torch.use_deterministic_algorithms(settings.pop("is_deterministic", False))
     num_warm_passes = settings.pop("num_warm_passes", 0)
     settings.setdefault("is_fused", False)
@@ -73,10 +75,10 @@ def run_control(session: Session, params: Mapping[str, Any], control: str, setti
         saved = state_digests(job)
         session.barrier()
         started = time.perf_counter()
-        save(session, folder, step=job.step, main=main_state(job), own=rank_state(job), algorithm="sha256")
+        save(talk, folder, step=job.step, main=main_state(job), own=rank_state(job), algorithm="sha256")
         session.write("saved", control=control, time_s=time.perf_counter() - started, digests=saved, **stage,
                       **(manifest_facts(step_dir(folder, job.step)) if session.rank == 0 else {}))
-        skip_a_rank(session, params, control, job, folder)
+        skip_a_rank(talk, params, control, job, folder)
         gathered = checkpoint_order.own_gradients(job) if control in params["spans"] else {}
         kept = train(session, job, control, "continuous", num_after)
 
@@ -118,12 +120,13 @@ def manifest_facts(directory: Path) -> dict[str, Any]:
             "parts": parts}
 
 
-def skip_a_rank(session: Session, params: Mapping[str, Any], control: str, job: Job, folder: Path) -> None:
+def skip_a_rank(talk: Talk, params: Mapping[str, Any], control: str, job: Job, folder: Path) -> None:
     """The same save with one rank that writes nothing: there must be no manifest, and every rank must know."""
+    session = talk.session
     skipping, error = min(params["skipping_rank"], session.world_size - 1), None
     elsewhere = folder / "partial"
     try:
-        save(session, elsewhere, step=job.step, main={"step": job.step}, own=rank_state(job), algorithm="sha256",
+        save(talk, elsewhere, step=job.step, main={"step": job.step}, own=rank_state(job), algorithm="sha256",
              skipping_rank=skipping)
     except CheckpointError as refused:
         error = str(refused)
@@ -182,8 +185,9 @@ def check_order(session: Session, spans: Mapping[str, Any], job: Job, gathered: 
 def run_all(session: Session, params: Mapping[str, Any], root: Path) -> None:
     """Every part of one process."""
     session.write("setup", world_size=session.world_size, device=session.device.type, torch=torch.__version__)
+    talk = open_talk(session)
     for number, (control, settings) in enumerate(params["controls"]):
-        run_control(session, params, control, {**settings}, root, is_first=number == 0)
+        run_control(talk, params, control, {**settings}, root, is_first=number == 0)
     if params["is_dcp_tried"]:
         dcp_scenarios(session, root / "dcp")
         session.say("DCP scenarios: done")

@@ -2,6 +2,8 @@
 
 SAVE, VERIFY, HASHING = (f"labkit/checkpoints/{name}.py" for name in ("save", "verify", "hashing"))
 MANIFEST = "labkit/checkpoints/manifest.py"
+SAVE_CALC, TALK, TIMED = ("labkit/calc/checkpoint_save.py", "labkit/workers/checkpoint_talk.py",
+                          "labkit/workers/checkpoint_cost.py")
 STATE, IO, ORDER = (f"labkit/workers/checkpoint_{name}.py" for name in ("state", "io", "order"))
 RESUME, FAULTS, COST = (f"labkit/analyze/checkpoint_{name}.py" for name in ("resume", "faults", "cost"))
 RING, PREDICTED = "labkit/calc/ring_order.py", "labkit/calc/checkpoint_resume.py"
@@ -48,6 +50,21 @@ MUTANTS = [
           "            state.update(chunk)\n",
           "            state = new_hash(algorithm)\n            state.update(chunk)\n",
           "test_checkpoints::test_sums_of_long_files_are_those_of_the_whole"),
+    plant("a_write_returns_before_its_hash", HASHING, "error = self._done.get()", "error = None",
+          "test_checkpoints::test_memory_may_be_used_again_after_a_write"),
+    plant("a_hash_that_failed_is_not_heard_of", HASHING, "raise error\n", "pass\n",
+          "test_checkpoints::test_a_hash_that_fails_beside_the_write_fails_the_save"),
+    plant("the_hash_is_paid_twice_beside_the_copy", SAVE_CALC,
+          'max(0.0, hashed - 1 / require_number("copy_bytes_per_s", copy_bytes_per_s, above=0))', "hashed",
+          "test_calc_ring_order::test_a_hash_beside_the_copy_costs_what_lasts_longer"),
+    plant("problems_are_not_cut_to_fit", TALK, "return problem and problem[:PROBLEM_CHARS]", "return problem",
+          "test_workers_checkpoint::test_the_ranks_words_arrive_whole_and_are_cut_to_fit"),
+    plant("a_save_always_follows_the_same_one", TIMED, "return turned[::-1] if index % 2 else turned", "return turned",
+          "test_workers_checkpoint::test_no_save_always_follows_the_same_one"),
+    plant("what_bytes_add_is_left_out_of_the_size", COST, "0.05 * bare_per_mb - per_mb,", "0.05 * bare_per_mb,",
+          "test_analyze_checkpoint::test_the_size_from_which_a_save_is_cheap_enough"),
+    plant("a_refused_save_is_called_done", IO, "_heed(talk.close(problem))", "talk.close(problem)",
+          "test_workers_checkpoint::test_two_real_ranks_agree_after_kills_and_a_full_disk"),
     plant("the_data_generator_is_not_restored", STATE,
           '    job.data.set_state(own["data_generator"])\n', "", RESTORED),
     plant("the_dropout_generator_is_not_restored", STATE,
