@@ -7,8 +7,9 @@ import plotly.graph_objects as go
 
 from labkit.plots.style import bars, figure, measured, predicted
 
-PARTS = {"attention_weights": "attention weights", "dense_mlp": "dense MLP", "shared_experts": "shared experts",
-         "routed_experts": "routed experts", "head": "output layer", "kv_cache": "KV cache"}
+PARTS = {"attention_weights": "attention weights", "dense_mlp": "dense MLP", "shared_experts": "experts",
+         "routed_experts": "experts", "head": "output layer", "kv_cache": "KV cache"}
+"""Five kinds: as many as can be told apart. Shared experts and the router stand with the routed ones."""
 
 
 def step_time(points: pd.DataFrame, *, source: str) -> go.Figure:
@@ -50,7 +51,7 @@ def against_bytes(points: pd.DataFrame, *, bytes_per_s: float, source: str) -> g
         source: for the caption.
     """
     fig = figure(
-        "Bytes predict the step, whatever the model", x="bytes of the step (GB, predicted)",
+        "A step against its bytes: what lies above the line is no memory traffic", x="bytes of the step (GB, predicted)",
         y="time between tokens (ms)", log_x=True, log_y=True, height=440,
         caption=f"One point a server and batch. Dashed: bytes over {bytes_per_s / 1e9:,.0f} GB/s. {source}.",
         alt="Scatter chart on logarithmic axes: points of all models lie above one line of bytes over bandwidth.",
@@ -63,7 +64,7 @@ def against_bytes(points: pd.DataFrame, *, bytes_per_s: float, source: str) -> g
     if len(part):
         ends = [float(part["gigabytes"].min()), float(part["gigabytes"].max())]
         fig.add_trace(predicted(ends, [1e12 * x / bytes_per_s for x in ends], name="bytes over bandwidth"))
-    return fig
+    return fig.update_xaxes(dtick="D2")
 
 
 def where_it_goes(parts: pd.DataFrame, *, batch: int, source: str) -> go.Figure:
@@ -81,11 +82,11 @@ def where_it_goes(parts: pd.DataFrame, *, batch: int, source: str) -> go.Figure:
     )
     here = parts.loc[parts["batch"] == batch].drop_duplicates(["model", "part"])
     models = list(dict.fromkeys(here["model"]))
-    names = [name for name in PARTS if (here["part"] == name).any()]
-    for index, name in enumerate(names):
-        by_model = here.loc[here["part"] == name].set_index("model")["ms"]
-        fig.add_trace(bars(models, [float(by_model.get(model, 0.0)) for model in models], name=PARTS[name],
-                           index=index))
+    by_kind = here.assign(kind=here["part"].map(PARTS)).groupby(["kind", "model"])["ms"].sum()
+    for index, kind in enumerate(dict.fromkeys(PARTS.values())):
+        heights = [float(by_kind.get((kind, model), 0.0)) for model in models]
+        if any(heights):
+            fig.add_trace(bars(models, heights, name=kind, index=index))
     return fig.update_layout(barmode="stack")
 
 
@@ -97,7 +98,7 @@ def prompt_time(points: pd.DataFrame, *, source: str) -> go.Figure:
         source: for the caption.
     """
     fig = figure(
-        "A prompt costs its arithmetic, once it is long enough", x="tokens of the prompt",
+        "A prompt against its arithmetic", x="tokens of the prompt",
         y="time to first token (ms)", log_x=True, log_y=True, height=440,
         caption=f"Median, p10 to p90, prompts one at a time. Dashed: predicted. {source}.",
         alt="Line chart on logarithmic axes: time to first token against the prompt's length, measured and predicted.",
