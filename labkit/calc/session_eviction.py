@@ -1,7 +1,8 @@
 """SIMULATED: which cached session to give up while agents wait for their tools. A discrete model, no engine.
 
-Three policies on one made-up trace: least recently used (what vLLM does), session-aware (knows which sessions have
-ended and what the others wait for), and clairvoyant (knows when each comes back: nobody can, it is the bound).
+Four policies on one made-up trace: least recently used (what vLLM does), ended-first (knows which sessions have
+ended), session-aware (and what the others wait for), and clairvoyant (knows when each comes back: nobody can, it is the
+bound).
 
     python -m labkit calc session_eviction compare_policies cache_blocks=2000
 """
@@ -16,7 +17,7 @@ from typing import Any
 
 from labkit.calc._require import require_choice, require_fraction, require_int, require_number
 
-POLICIES = ("lru", "session-aware", "clairvoyant")
+POLICIES = ("lru", "ended-first", "session-aware", "clairvoyant")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +139,8 @@ def _victim(kept: dict[int, int], last: dict[int, tuple[Turn, float]], policy: s
     """The session that gives up blocks next; of equal ones the one used longest ago."""
     if policy == "lru":
         return next(iter(kept))
+    if policy == "ended-first":
+        return max(kept, key=lambda session: last[session][0].expected_pause_s == inf)
     if policy == "session-aware":
         # An exponential wait has no memory: however long it has lasted, as much again is to be expected.
         return max(kept, key=lambda session: last[session][0].expected_pause_s)

@@ -118,7 +118,7 @@ def agent_trace(found: Mapping[str, Any]) -> go.Figure:
     """SIMULATED: returns of agent sessions that found everything they had left, over the size of the cache."""
     sizes = sorted(found["by_cache_tokens"], key=int)
     fig = figure(
-        "Simulated: knowing what a session waits for keeps it longer than recency does", x="cache (tokens)",
+        "Simulated: knowing which sessions have ended saves those that return", x="cache (tokens)",
         y="returns that lost nothing (%)", log_x=True, height=400,
         caption=f"Simulated, no engine: {found['num_turns']} turns of {found['num_sessions']} made-up sessions; "
                 "labkit.calc.session_eviction. Clairvoyant is a bound, not a policy.",
