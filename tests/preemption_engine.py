@@ -53,7 +53,9 @@ class StandIn:
 
     def __init__(self, settings, run_dir, *, late_steps=2, usage=True):
         self.settings, self.run_dir, self.log = settings, run_dir, run_dir / "log.txt"
-        self.argv, self.startup_s, self.late_steps, self.usage = ["python", "-m", "vllm"], 30.0, late_steps, usage
+        self.argv = ["python", "--max-num-seqs", str(settings.max_num_seqs), "--max-num-batched-tokens",
+                     str(settings.max_num_batched_tokens), "--no-enable-prefix-caching", "--enforce-eager"]
+        self.startup_s, self.late_steps, self.usage = 30.0, late_steps, usage
         self.totals, self.num_steps = {"preemptions": 0, "prompt": 0, "generation": 0, "finished": 0}, 0
         blocks = settings.num_blocks or settings.kv_cache_memory_bytes // (57344 * settings.block_size)
         self.config = SchedulerConfig(num_blocks=blocks, block_size=settings.block_size,

@@ -13,7 +13,7 @@ from labkit.analyze.preemption_plan import contrast, point_labels, prediction, r
 from labkit.conduct import plain_params
 from labkit.experiments import vllm_preemption as exp
 from labkit.launch.load_plan import Request
-from tests.preemption_engine import STEP_S, StandIn
+from tests.preemption_engine import STEP_S, StandIn, page
 
 SMALL = {"num_blocks": (36, 144), "num_requests": 8, "prompt_tokens": 96, "output_tokens": 80, "max_model_len": 256,
          "max_num_seqs": 8, "max_num_batched_tokens": 256, "small_concurrency": (3, 8), "large_concurrency": (8,),
@@ -216,6 +216,15 @@ def test_an_older_release_s_log_has_no_use_of_the_cache(tmp_path):
     found, checks = judged(lines, predicted)
     assert "steps after which the use of the cache differs from the model" not in checks
     assert all(oracle.passed for oracle in checks.values()) and found["peak_kv_step"]["1 GiB / 8"] is None
+
+
+def test_a_restarted_server_is_noticed(tmp_path):
+    """Two pages of two lives: no count is a difference of theirs."""
+    before, after = (page(preemptions=n, prompt=n, generation=n, finished=n, start=start) for n, start in (
+        (9, 1.0), (4, 500.0)))
+    line = reader.round_line([], [], started_s=0.0, ended_s=2.0, released_s=1.0, lag_p99_s=0.0, how="", before=before,
+                             after=after, samples=[], log_text="", purpose="point")
+    assert "restarted" in line["page_error"] and line["counts"]["preemptions"] is None
 
 
 def test_lines_that_are_damaged_are_told(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from labkit import conduct
+from labkit.analyze import preemption as analyze
 from labkit.engine.find import Engine, EngineMissing
 from labkit.experiments import vllm_preemption as exp
 from labkit.launch.process import LaunchError
@@ -64,6 +65,9 @@ def test_a_run_from_parameters_to_figures(engine, tmp_path):
     assert not small.enable_prefix_caching and "--no-async-scheduling" in small.extra
     assert {sample["round"] for sample in heard} >= {"1 GiB / 8", "4 GiB cold", "1 GiB every 40 ms"}
     assert any("1 GiB / 8" in line and "preemptions" in line for line in told)
+    assert record.results["settings"] == {
+        "eager": True, "prefix_cache": False, "max_num_seqs": 8, "max_num_batched_tokens": 256, "requests": 8,
+        "prompt": 96, "output": 80, "ignore_eos": True, "poll_ms": pytest.approx(50)}
     assert exp.table(record)["point"].tolist() == ["1 GiB / 3", "1 GiB / 8", "4 GiB / 8"]
     assert len(record.samples["ttft_s 1 GiB / 8"]["values"]) == 2 and record.samples["curve 4 GiB / 8"]["values"]
     assert exp.load(record.run_id, expect=PARAMS).run_id == record.run_id
@@ -80,7 +84,8 @@ def test_tables_and_figures_of_a_record(engine):
     column = f"{record.hardware_tag} smoke"
     assert row[column] == row[f"{column} predicted"] == record.results["count"]["1 GiB / 8"]
     left = tables.residuals_table(record)
-    assert abs(left["own_off_pct"]).max() < 2 and set(left["metric"]) == {
+    together = left[left["point"] != "1 GiB / 3"]  # nobody's arrival is left to the client there
+    assert abs(together["own_off_pct"]).max() < 2 and set(left["metric"]) == {
         "tokens/s", "mean TTFT (ms)", "mean TPOT (ms)", "mean E2EL (s)"}
     assert tables.costs_table(record)["step_ms"].tolist() == [10.0, pytest.approx(10.0)]
     assert tables.stagger_table(record)["gap_ms"].tolist() == [0, 40]
@@ -90,6 +95,14 @@ def test_tables_and_figures_of_a_record(engine):
     drawn = exp.figures(record)
     assert set(drawn) == {"kv_curve", "requests", "timeline", "metrics"}
     assert all(fig.layout.meta["caption"] for fig in drawn.values())
+
+
+def test_ratios_come_from_both_caches():
+    times = {name: {"1 GiB / 8": {"value": small}, "4 GiB / 8": {"value": large}} for name, small, large in (
+        ("throughput", 742.7, 1125.4), ("tpot", 40.86, 36.83), ("ttft", 2601, 2931))}
+    seen = analyze.ratios(times, {"cache_gib": [1, 4], "small_concurrency": [3, 8], "large_concurrency": [8]})
+    assert {name: round(value, 1) for name, value in seen.items()} == {
+        "throughput_pct": 66.0, "tpot_slower_pct": 10.9, "ttft_lower_pct": 11.3}, "erratum E07: not 11.0"
 
 
 def test_the_report_stands_beside():

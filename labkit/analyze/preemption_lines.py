@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from labkit.analyze.load_results import read_result
@@ -122,3 +124,31 @@ def read_lines(run_dir: Path) -> list[dict[str, Any]]:
             raise ValueError(f"{LINES}: line {number} is no object with a kind")
         found.append(line)
     return found
+
+
+def settings(argv: Sequence[str], lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the points were really run with, where it can be seen: the server's command line, its answers, the samples.
+
+    Args:
+        argv: command line of a server.
+        lines: of the run.
+
+    Returns: eager, prefix_cache, max_num_seqs, max_num_batched_tokens; requests, prompt, output (the one number that
+        all points agree on, else None), ignore_eos (no answer ended early); poll_ms (median time between samples).
+    """
+    after = lambda name: int(argv[list(argv).index(name) + 1]) if name in argv else None  # noqa: E731
+    points = [line for line in lines if line["kind"] == "round" and line["purpose"] == "point"]
+    every = [request for line in points for request in line["requests"]]
+    gaps = [1e3 * (b["t_s"] - a["t_s"]) for line in points for a, b in pairwise(line["samples"])]
+
+    def only(values: list[Any]) -> Any:
+        return values[0] if len(set(values)) == 1 else None
+
+    return {
+        "eager": "--enforce-eager" in argv, "prefix_cache": "--enable-prefix-caching" in argv,
+        "max_num_seqs": after("--max-num-seqs"), "max_num_batched_tokens": after("--max-num-batched-tokens"),
+        "requests": only([len(line["requests"]) for line in points]),
+        "prompt": only([request["prompt_tokens"] for request in every]),
+        "output": only([request["output_tokens"] for request in every]),
+        "ignore_eos": bool(every) and all(request["success"] for request in every),
+        "poll_ms": median(gaps) if gaps else None}

@@ -204,6 +204,7 @@ def _measure(params: Params, run_dir: Path, predicted: dict[str, Any], outcome: 
         lines = reader.read_lines(run_dir)
         outcome.samples |= analyze.samples(lines, plain)
     outcome.results |= analyze.results(lines, plain, predicted)
+    outcome.results["settings"] = reader.settings(outcome.argv[0], lines)
     outcome.oracles += oracles(plain, lines, outcome.results, predicted)
 
 
