@@ -7,7 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.analyze.preemption_plan import point_labels
+from labkit.analyze.preemption_plan import config_of, point_labels
+from labkit.calc.preemption_prediction import equal_jobs
+from labkit.calc.scheduler import Scheduler
+from labkit.calc.scheduler_runs import simulate
 from labkit.records import RunRecord
 
 TIMES = {"throughput": ("tokens_per_s", 1.0), "ttft": ("ttft_s", 1e3), "tpot": ("tpot_s", 1e3), "e2el": ("e2el_s", 1.0)}
@@ -47,6 +50,28 @@ def points_table(record: RunRecord) -> pd.DataFrame:
             row |= {column: seen["value"], f"{column}_p10": seen["p10"], f"{column}_p90": seen["p90"],
                     "rounds": seen["n"]}
         rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def victims_table(params: dict[str, Any], num_blocks: int) -> pd.DataFrame:
+    """Every preemption of the model when all requests are released together, one row each.
+
+    Args:
+        params: of a run, as JSON.
+        num_blocks: of the cache.
+
+    Columns: step (the one that found no block), victim (request in order of arrival, from 1 on), running (before it),
+        blocks_each (full ones of each that runs), blocks_wanted (one more for each), blocks_usable, tokens_again.
+    """
+    engine = Scheduler(config_of(params, num_blocks))
+    simulate(equal_jobs(num_requests=params["num_requests"], prompt_tokens=params["prompt_tokens"],
+                        output_tokens=params["output_tokens"]), engine.config, scheduler=engine)
+    rows, size = [], params["block_size"]
+    for step, number, lost in engine.preempted:
+        running, each = engine.trace[step - 2].running, -(-lost // size)
+        rows.append({"step": step, "victim": number + 1, "running": running, "blocks_each": each,
+                     "blocks_wanted": running * (each + 1), "blocks_usable": engine.pool.num_usable,
+                     "tokens_again": lost})
     return pd.DataFrame(rows)
 
 

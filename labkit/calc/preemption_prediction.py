@@ -119,6 +119,39 @@ def round_prediction(
     }
 
 
+def round_counts(
+    *, num_blocks: int, concurrency: int, block_tokens: int = 16, num_requests: int = 16, prompt_tokens: int = 1024,
+    output_tokens: int = 512, max_num_seqs: int = 32, max_num_batched_tokens: int = 2048,
+) -> dict[str, Any]:
+    """The counts of `round_prediction` from plain numbers.
+
+    Args:
+        num_blocks: of the cache, the one that is never given out included, >= 2.
+        concurrency: requests in flight at most, >= 1.
+        block_tokens: of a block, >= 1.
+        num_requests: sent in all, >= 1.
+        prompt_tokens: of each, >= 1.
+        output_tokens: of each, >= 1.
+        max_num_seqs: requests that run at a time at most, >= 1.
+        max_num_batched_tokens: of a step, >= 1.
+
+    Returns: preemptions, recomputed_tokens, num_steps, peak_kv_pct, peak_running, mean_running.
+    Raises: ValueError naming the argument, the value got, what was expected.
+    Assumes: as `simulate`; prefix caching off.
+    Source: `round_prediction`; report section 14.1.
+
+    >>> round_counts(num_blocks=4681, concurrency=16)["num_steps"]
+    520
+    """
+    config = SchedulerConfig(num_blocks=num_blocks, block_size=block_tokens, max_num_seqs=max_num_seqs,
+                             max_num_batched_tokens=max_num_batched_tokens, enable_prefix_caching=False)
+    seen = round_prediction(
+        config, concurrency=require_int("concurrency", concurrency, least=1), num_requests=num_requests,
+        prompt_tokens=prompt_tokens, output_tokens=output_tokens, step_ms=1, token_us=0)
+    return {name: seen[name] for name in ("preemptions", "recomputed_tokens", "num_steps", "peak_kv_pct",
+                                          "peak_running", "mean_running")}
+
+
 def preemptions_by_gap(
     config: SchedulerConfig, *, num_requests: int, prompt_tokens: int, output_tokens: int, gaps: Sequence[int],
 ) -> dict[str, int]:
