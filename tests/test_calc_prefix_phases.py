@@ -51,6 +51,15 @@ def test_arithmetic_is_the_model_where_it_speaks(shape, block, concurrency, num_
         name: hits for name, hits in asked.items() if hits is not None}
 
 
+def test_arithmetic_is_silent_between_keeping_and_losing_all():
+    """12 strangers of 4 full blocks and a part fill 48; of 59 blocks a little is kept, which only the model tells."""
+    shape = dict(num_requests=12, num_anchors=2, prefix_tokens=128, suffix_tokens=16, output_tokens=4)
+    found = {blocks: phase_hits(block_tokens=32, num_blocks=blocks, **shape)["revisit"] for blocks in (49, 60, 81)}
+    assert found == {49: 1280, 60: None, 81: 1536}
+    seen = run_steps(phase_steps(Workload(**shape), concurrency=4), config(60, 32))
+    assert 1280 < seen["revisit"]["hit_tokens"] < 1536
+
+
 def test_anchor_phases_send_the_same_prompts_and_pollution_none_of_them():
     steps = {step.name: step.jobs for step in phase_steps(REPORT, concurrency=8, warmup_requests=3)}
     assert steps["cold"] == steps["warm"] == steps["revisit"] == steps["rewarm"]

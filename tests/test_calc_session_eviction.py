@@ -23,7 +23,7 @@ def turns(sessions, *, tokens=64, growth=16, pauses=None):
 
 
 @settings(max_examples=40)
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=20), st.integers(40, 90), st.sampled_from([4, 16]),
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=20), st.integers(12, 80), st.sampled_from([4, 16]),
        st.integers(16, 40))
 def test_recency_is_what_the_scheduler_model_does(sessions, cache_blocks, block, growth):
     """And that model counts what vLLM counts. One request at a time, one output token, as a turn takes no time."""
@@ -74,6 +74,12 @@ def test_every_policy_against_single_blocks(seed, policy, cache_blocks):
         return
     assert replay(trace, policy=policy, cache_blocks=cache_blocks)["hit_tokens"] == slow_replay(
         trace, policy=policy, cache_blocks=cache_blocks, block_tokens=16)
+
+
+def test_recency_counts_from_the_last_use():
+    """Three sessions of four blocks fill the cache; the fourth pushes out 1, since 0 has been back meanwhile."""
+    seen = replay(turns([0, 1, 0, 2, 3, 0], growth=0), policy="lru", cache_blocks=12)
+    assert seen["hit_tokens"] == 2 * 48 and seen["whole_returns"] == 2
 
 
 def test_a_paused_session_by_hand():
