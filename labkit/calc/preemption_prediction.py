@@ -182,8 +182,9 @@ def preemptions_by_gap(
 
 def kv_curve(
     config: SchedulerConfig, *, concurrency: int, num_requests: int, prompt_tokens: int, output_tokens: int,
+    step_ms: float = 1.0, token_us: float = 0.0, request_us: float = 0.0,
 ) -> dict[str, list[float]]:
-    """Use of the cache and requests over steps, for a figure.
+    """Use of the cache and requests over steps and time, for a figure.
 
     Args:
         config: of the engine.
@@ -191,10 +192,13 @@ def kv_curve(
         num_requests: as there.
         prompt_tokens: as there.
         output_tokens: as there.
+        step_ms: as `step_seconds`.
+        token_us: as there.
+        request_us: as there.
 
-    Returns: usage_pct, running, waiting: one number a step, when it had ended.
+    Returns: at_s (end of each step), usage_pct, running, waiting: one number a step, when it had ended.
     Raises: ValueError naming the argument.
-    Assumes: as `simulate`.
+    Assumes: as `simulate` and `step_seconds`.
     Source: `simulate`.
 
     >>> config = SchedulerConfig(num_blocks=9, block_size=4, max_num_seqs=2, max_num_batched_tokens=8)
@@ -204,6 +208,7 @@ def kv_curve(
     engine = Scheduler(config)
     simulate(equal_jobs(num_requests=num_requests, prompt_tokens=prompt_tokens, output_tokens=output_tokens), config,
              concurrency=concurrency, scheduler=engine)
-    return {"usage_pct": [100 * step.usage for step in engine.trace],
+    seconds = step_seconds(engine.trace, step_ms=step_ms, token_us=token_us, request_us=request_us)
+    return {"at_s": list(accumulate(seconds)), "usage_pct": [100 * step.usage for step in engine.trace],
             "running": [float(step.running) for step in engine.trace],
             "waiting": [float(step.waiting) for step in engine.trace]}

@@ -20,14 +20,14 @@ def kv_curves(
 
     Args:
         curves: point -> [seconds, use (0 to 1), running, waiting], sampled.
-        model: point -> {"usage_pct": of each step, "wall_s": how long the round took}.
+        model: point -> {"at_s", "usage_pct": of each step, "wall_s": how long the round took}.
         source: for the caption.
     """
     fig = figure(
         "The small cache runs full, and gives back what it must compute again", x="time since the release (s)",
         y="KV cache used (%)", height=440,
-        caption="Points: sampled. Dashed: the model's steps, drawn as if each took equally long. "
-        f"{source}.", alt="Cache use over time: one curve climbs to a hundred percent and falls back in steps.")
+        caption="Points: sampled. Dashed: the model's steps with the unit costs of this run's log, stretched to its "
+        f"time. {source}.", alt="Cache use over time: one curve climbs to a hundred percent and falls back in steps.")
     for index, (label, (t_s, usage, *_)) in enumerate(curves.items()):
         inside = [i for i, t in enumerate(t_s) if t >= 0]
         fig.add_trace(go.Scatter(
@@ -35,7 +35,7 @@ def kv_curves(
             marker={"color": COLORS[index], "size": 6}, hovertemplate="%{x:.2f} s: %{y:.1f} %"))
         if label in model:
             steps = model[label]["usage_pct"]
-            at = [model[label]["wall_s"] * (number + 1) / len(steps) for number in range(len(steps))]
+            at = [t * model[label]["wall_s"] / model[label]["at_s"][-1] for t in model[label]["at_s"]]
             thin = range(0, len(steps), max(1, len(steps) // 300))
             fig.add_trace(predicted([at[i] for i in thin], [steps[i] for i in thin], name=f"{label}, model",
                                     index=index))
@@ -78,10 +78,10 @@ def request_times(times: Mapping[str, Mapping[str, Sequence[float]]], *, source:
         source: for the caption.
     """
     fig = figure(
-        "The first tokens come alike; four ends come late", x="request, in order of arrival",
+        "The first tokens come alike, the last ones do not", x="request, in order of arrival",
         y="seconds from the release", height=440,
         caption=f"Open: first token. Filled: last token. First round of each point. {source}.",
-        alt="First tokens of all requests lie close together on both caches; on the small one four requests end late.")
+        alt="First tokens of all requests come at like times on both caches; on the small one the last ones end late.")
     for index, (label, seen) in enumerate(times.items()):
         x = [number + 1 for number in range(len(seen["e2el_s"]))]
         fig.add_trace(go.Scatter(
@@ -105,7 +105,7 @@ def metrics_together(small_over_large: Mapping[str, Mapping[str, float]], *, sou
     fig = figure(
         "TTFT alone sees nothing of a cache that runs full", x="metric", y="small cache / large cache",
         height=420, caption=f"16 requests at once, 1 GiB over 4 GiB. {source}.",
-        alt="Bars of four metrics, small cache over large cache: TTFT near one, TPOT and E2EL above, throughput below.")
+        alt="Bars of four metrics, small cache over large cache, predicted and measured; TTFT is near one.")
     for index, (name, ratios) in enumerate(small_over_large.items()):
         trace = quoted if "report" in name else None
         fig.add_trace(trace(list(ratios), list(ratios.values()), name=name, index=index).update(mode="markers") if trace
@@ -123,12 +123,14 @@ def all_figures(record: Any, *, source: str) -> dict[str, go.Figure]:
     """
     params, results, told = record.params, record.results, record.prediction["values"]
     small, large = (f"{gib} GiB" for gib in params["cache_gib"])
-    points = [label for label in told["points"] if label in results["count"]]
+    order = [f"{small} / {c}" for c in params["small_concurrency"]] + [f"{large} / {c}" for c in
+                                                                       params["large_concurrency"]]
+    points = [label for label in order if label in results["count"]]
     curves = {label: record.samples[f"curve {label}"]["values"] for label in points
               if f"curve {label}" in record.samples}
     tokens = params["num_requests"] * (params["prompt_tokens"] + params["output_tokens"])
-    model = {label: {**_curve(params, told, label), "wall_s": tokens / results["throughput"][label]["value"]}
-             for label in points}
+    model = {label: {**_curve(params, told, label, results["unit_costs"]),
+                     "wall_s": tokens / results["throughput"][label]["value"]} for label in points}
     found = {"kv_curve": kv_curves(curves, model, source=source), "requests": requests_over_steps(model, source=source)}
     pair = [label for label in points if label.endswith(f" / {max(params['large_concurrency'])}")]
     pair = [label for label in pair if label.startswith((small, large))]
@@ -144,10 +146,12 @@ def all_figures(record: Any, *, source: str) -> dict[str, go.Figure]:
     return found
 
 
-def _curve(params: Mapping[str, Any], told: Mapping[str, Any], label: str) -> dict[str, list[float]]:
+def _curve(
+    params: Mapping[str, Any], told: Mapping[str, Any], label: str, costs: Mapping[str, float] | None,
+) -> dict[str, list[float]]:
     cache, concurrency = label.split(" / ")
     config = SchedulerConfig(
         num_blocks=told["blocks"][cache], block_size=params["block_size"], max_num_seqs=params["max_num_seqs"],
         max_num_batched_tokens=params["max_num_batched_tokens"], enable_prefix_caching=False)
     return kv_curve(config, concurrency=int(concurrency), num_requests=params["num_requests"],
-                    prompt_tokens=params["prompt_tokens"], output_tokens=params["output_tokens"])
+                    prompt_tokens=params["prompt_tokens"], output_tokens=params["output_tokens"], **(costs or {}))
