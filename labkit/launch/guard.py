@@ -31,6 +31,8 @@ import psutil
 SHM = Path("/dev/shm")
 SHM_PREFIXES = ("nccl-", "torch_", "psm_", "sem.mp-", "gloo")
 """Names that NCCL, torch and multiprocessing give their shared-memory files."""
+MARK = "LABKIT_RUN_MARK"
+"""Variable that tells the processes of one run from those of another."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -166,6 +168,35 @@ def remove_shm(before: dict[str, int], ours: set[int]) -> list[str]:
     for name in candidates:
         (SHM / name).unlink(missing_ok=True)
     return sorted(candidates)
+
+
+def end_marked(mark: str, *, grace_s: float, shm_before: dict[str, int]) -> None:
+    """What a guard that was itself killed could not do: end every process of its run, and remove its shared memory.
+
+    Args:
+        mark: value of MARK in the environment of the run's processes.
+        grace_s: seconds to end by themselves (the kernel has sent the program SIGTERM), then they are killed.
+        shm_before: `shm_files()` from before the run.
+    """
+    end, left, ours = time.monotonic() + grace_s, marked(mark), set()
+    while left and time.monotonic() < end + 10.0:
+        ours |= shm_used_by(left)
+        for process in left if time.monotonic() >= end else []:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        time.sleep(0.05)
+        left = marked(mark)
+    remove_shm(shm_before, ours)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Processes that inherited a mark, zombies not counted."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def supervise(spec: dict[str, Any], *, control_fd: int = 0) -> dict[str, Any]:

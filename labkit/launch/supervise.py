@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from labkit.launch.errors import LogTail
+from labkit.launch.guard import MARK, end_marked, shm_files
 from labkit.paths import ROOT
 
 LOG_NAME = "log.txt"
@@ -114,6 +116,7 @@ class Running:
     def __init__(self, argv: Sequence[str], *, run_dir: Path, timeout_s: float, env: Mapping[str, str] | None,
                  grace_s: float) -> None:
         self.log, self.tail, self.grace_s = run_dir / LOG_NAME, LogTail(), grace_s
+        self._mark, self._shm_before = uuid.uuid4().hex, shm_files()
         self._report_read, report_write = os.pipe()
         spec = {"argv": list(argv), "timeout_s": timeout_s, "grace_s": grace_s, "report_fd": report_write,
                 "parent": os.getpid()}
@@ -126,7 +129,8 @@ class Running:
             raise LaunchError(f"cannot write {LOG_NAME}: {error.strerror}", log_path=self.log) from None
         try:
             self._guard = subprocess.Popen(
-                [sys.executable, "-m", "labkit.launch.guard", json.dumps(spec)], cwd=run_dir, env=_environment(env),
+                [sys.executable, "-m", "labkit.launch.guard", json.dumps(spec)], cwd=run_dir,
+                env={**_environment(env), MARK: self._mark},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=[report_write],
                 start_new_session=True)
         except BaseException:
@@ -175,6 +179,8 @@ class Running:
         with contextlib.suppress(OSError):
             self._stdin.close()  # the guard reads the end of this pipe as the order to stop
         _wait_for_guard(self._guard, self.grace_s)
+        if self._guard.returncode != 0:  # killed: it could end nothing
+            end_marked(self._mark, grace_s=self.grace_s, shm_before=self._shm_before)
         self._pump.join(timeout=5.0)
         if not self._pump.is_alive():
             self._stdout.close()

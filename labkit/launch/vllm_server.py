@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit.launch.process import describe_exit
 from labkit.launch.supervise import LOG_NAME, LaunchError, Progress, Running, start_program
 
 HOST = "127.0.0.1"
@@ -25,6 +26,8 @@ MODEL = "lab"
 """Name under which the model is served."""
 GRACE_S = 20.0
 """Seconds between SIGTERM and SIGKILL: vLLM waits for its engine."""
+DEATH_S = 5.0
+"""From the end of a server's port to the end of its processes."""
 POLL_S = 0.25
 PORT_TRIES = 3
 GPU_RETURN_S = 30.0
@@ -135,15 +138,31 @@ class VllmServer:
             return False
 
     def raise_if_dead(self) -> None:
-        """LaunchError with the log's first error when the server runs no more."""
-        if not self._running.is_alive():
-            raise self._failed("died", self._explain(self.log_text()))
+        """LaunchError with the log's first error when the server runs no more, or nobody listens any more."""
+        if self._running.is_alive() and self._is_listening():
+            return
+        self._running.relay(None, timeout_s=DEATH_S)  # its guard may still be ending what it left
+        raise self._failed("died", self._explain(self.log_text()))
+
+    def _is_listening(self) -> bool:
+        try:
+            socket.create_connection((self.host, self.port), timeout=5.0).close()
+        except ConnectionRefusedError:
+            return False
+        except OSError:  # too busy to take us is not dead
+            return True
+        return True
 
     def _failed(self, what: str, cause: str | None, *, timed_out: bool = False) -> LaunchError:
-        self._running.stop()
+        try:
+            exitcode = self._running.finish().exitcode
+            how = "" if timed_out else describe_exit(exitcode)
+        except LaunchError as error:  # no such program, or its guard was killed
+            exitcode, how = None, str(error)
         told = cause or self._running.tail.last_line(None)[:300] or "it said nothing"
-        return LaunchError(f"vLLM server {self.run_dir.name} {what}: {told}; see {self.run_dir.name}/{LOG_NAME}",
-                           log_path=self.log, error=told, timed_out=timed_out)
+        place = f"{self.run_dir.name}/{LOG_NAME}"
+        return LaunchError(f"vLLM server {self.run_dir.name} {what}{f' ({how})' if how else ''}: {told}; see {place}",
+                           log_path=self.log, exitcode=exitcode, error=told, timed_out=timed_out)
 
     def request(self, method: str, path: str, *, timeout_s: float = 30.0) -> tuple[int, str]:
         """Status and body of an answer; OSError when there is none."""
@@ -186,9 +205,11 @@ class VllmServer:
 
 
 _ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
-                "VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+                "VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0",
+                "SPT_NOENV": "1"}
 """Nothing is reported or fetched; endpoints to pause and to empty the cache are there. A CPU's cache space is a bound
-only: the labs say how many blocks."""
+only: the labs say how many blocks. SPT_NOENV: process titles are not written over the environment, by which processes
+of a run are found."""
 
 
 @contextlib.contextmanager
