@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit import conduct
+from labkit import claims, conduct
 from labkit.analyze import preemption as analyze
 from labkit.engine.find import Engine, EngineMissing
 from labkit.experiments import vllm_preemption as exp
@@ -111,7 +111,7 @@ def test_the_report_stands_beside():
     assert figures["throughput"]["1 GiB / 16"] == 742.7
 
 
-def test_a_gpu_gets_bytes_and_blocks_of_sixteen(engine, monkeypatch):
+def test_a_gpu_gets_bytes_and_blocks_of_sixteen(engine, monkeypatch, tmp_path):
     monkeypatch.setattr(conduct.machine, "detect", lambda: replace(detect(), gpus=(Gpu(index=0, name="NVIDIA H200"),)))
     params = replace(build_params(exp.Params, exp.SLUG, "gpu1"), rounds=1, stagger_ms=())
     record = exp.run(params, preset="gpu1")
@@ -121,6 +121,12 @@ def test_a_gpu_gets_bytes_and_blocks_of_sixteen(engine, monkeypatch):
     assert small.gpu_index == 0 and "--gpu-memory-utilization" in small.extra
     assert record.results["count"] == {"1 GiB / 8": 0, "1 GiB / 16": 4, "4 GiB / 16": 0}
     assert record.results["kv_tokens"] == {"1 GiB / 8": 18720, "1 GiB / 16": 18720, "4 GiB / 16": 74896}
+    rows = {row.id: row for row in claims.verify(lab=exp.SLUG, roots=(tmp_path, tmp_path / "none"), tag="h200-x1")}
+    for name in ("engine", "load", "kv-tokens", "count", "peak-kv", "running-waiting", "decode-overflows", "c8-fits"):
+        assert (rows[f"preempt-{name}"].status, rows[f"preempt-{name}"].record) == ("verified", record.run_id), name
+    assert rows["preempt-66"].status == rows["preempt-tpot-11"].status == "verified"
+    assert "no direction" in rows["preempt-ttft-11"].reason, "the schedule gives both caches the same"
+    assert rows["preempt-implicit-throttle"].status == "differs" and not claims.failed(rows.values())
 
 
 def test_every_preset_predicts_the_report_s_counts():
