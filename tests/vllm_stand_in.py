@@ -137,7 +137,7 @@ def main(argv):
         sys.exit(3)
     if not os.path.isfile(os.path.join(options["--model"], "config.json")):
         fail(["OSError: Can't load the configuration of the model."])
-    if int(options.get("--num-gpu-blocks-override", 0)) > 10**7:
+    if int(options.get("--num-gpu-blocks-override", 0)) > 40_000:
         fail([FAILS["host_memory"][0]])
     subprocess.Popen([sys.executable, __file__, "engine"], start_new_session=True)
     if fault in FAILS:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.analyze import prefix_cache as analyze
 from labkit.analyze.prefix_cache_lines import num_finished, server_line, step_line, told
 from labkit.analyze.prefix_cache_oracles import drill_oracle, oracles, trust
-from labkit.analyze.vllm_server_log import parse_server_log
+from labkit.analyze.vllm_server_log import first_cause
 from labkit.calc.kv_cache import capacity_blocks, kv_bytes_per_token
 from labkit.calc.prefix_hits import phase_hits
 from labkit.calc.prefix_phases import ROUTINGS, Step, Workload
@@ -250,7 +250,7 @@ def _run_group(
     settings = [_settings(params, name.rstrip("0123456789"), len(played)) for name in played]
     with vllm_servers(
         settings, engine_python=engine.python, model=model, run_dirs=[run_dir / name for name in played],
-        explain=lambda log: parse_server_log(log)["cause"], timeout_s=params.timeout_s,
+        explain=first_cause, timeout_s=params.timeout_s,
         ready_timeout_s=params.ready_timeout_s, gpu_memory=memory_reader(params.device), progress=progress,
     ) as servers:  # fmt: skip
         outcome.argv += [server.argv for server in servers]
