@@ -94,8 +94,10 @@ class StandIn:
             first, last, count = seen["first_steps"][number], seen["end_steps"][number], request.output_tokens
             times = [T0 + STEP_S * (first + (last - first) * i / max(1, count - 1)) for i in range(count)]
             at = None if request.at_s is None else T0 + request.at_s
-            answers.append(Answer(index=number, planned_s=at, sent_s=at or T0 + STEP_S * arrivals[number] - 0.3 * held,
-                                  ended_s=times[-1] + 0.0002, pieces=stream(prompt, times)))
+            waits = held and number < concurrency
+            answers.append(Answer(
+                index=number, planned_s=at, ended_s=times[-1] + 0.0002, pieces=stream(prompt, times),
+                sent_s=T0 - 0.3 if waits else at or T0 + STEP_S * arrivals[number]))
         self.totals = {"preemptions": self.totals["preemptions"] + seen["preemptions"],
                        "prompt": self.totals["prompt"] + prompt * len(plan),
                        "generation": self.totals["generation"] + sum(r.output_tokens for r in plan),

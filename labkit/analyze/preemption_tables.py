@@ -141,7 +141,7 @@ def comparison(records: Sequence[RunRecord], *, reported: Mapping[str, Mapping[s
             row: dict[str, Any] = {"quantity": shown, "point": label}
             for record in records:
                 column = f"{record.hardware_tag} {record.preset}"
-                row[f"{column} predicted"] = _predicted(record, name, label)
+                row[f"{column} predicted"] = _plain(_predicted(record, name, label))
                 row[column] = _plain(record.results[name].get(label))
             row["8x V100 report"] = _plain(reported.get(name, {}).get(label))
             rows.append(row)
@@ -180,8 +180,11 @@ def _predicted(record: RunRecord, name: str, label: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    """One cell: a quantity's median, a list as text, at most two decimals."""
     if isinstance(value, dict):
-        return value["value"]
+        value = value["value"]
+    if isinstance(value, float):
+        return round(value, 2)
     if isinstance(value, list):
         return ", ".join(dict.fromkeys(map(str, value)))
     return value
