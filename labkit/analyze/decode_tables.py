@@ -39,7 +39,7 @@ def points_table(record: RunRecord) -> pd.DataFrame:
 def servers_table(record: RunRecord) -> pd.DataFrame:
     """One row a server.
 
-    Columns: model, mode, parameters and active (billions, predicted), weights_gib (predicted), loaded_gib (by the log),
+    Columns: model, mode, parameters and active (predicted), weights_gib (predicted), loaded_gib (by the log),
     kv_bytes_per_token, block_size, predicted_tokens (KV capacity), log_tokens, page_tokens, startup_s, fixed_ms and
     gb_per_s (line of ITL against bytes).
     """
@@ -47,8 +47,8 @@ def servers_table(record: RunRecord) -> pd.DataFrame:
     for name, told in _servers(record):
         facts, line = record.results.get("server", {}).get(name, {}), record.results.get("fit", {}).get(name) or {}
         rows.append({
-            "model": told["model"], "mode": told["mode"], "parameters": told["parameters"] / 1e9,
-            "active": told["active_parameters"] / 1e9, "weights_gib": told["weights_bytes"] / 2**30,
+            "model": told["model"], "mode": told["mode"], "parameters": told["parameters"],
+            "active": told["active_parameters"], "weights_gib": told["weights_bytes"] / 2**30,
             "loaded_gib": facts.get("model_load_gib"), "kv_bytes_per_token": told["kv_bytes_per_token"],
             "block_size": told["block_size"], "predicted_tokens": told["capacity_tokens"],
             "log_tokens": facts.get("log_tokens"), "page_tokens": facts.get("page_tokens"),
