@@ -1,0 +1,80 @@
+"""Planted errors in the server launcher, its guard, the sampler, the load client's sockets and the live view."""
+
+SERVER, SAMPLER = "labkit/launch/vllm_server.py", "labkit/launch/metrics_sampler.py"
+LOOP, GUARD, LIVE = "labkit/launch/stamp_loop.py", "labkit/launch/guard.py", "labkit/plots/serving_live.py"
+T, C, L = "tests/test_launch_vllm_server.py", "tests/test_load_client.py", "tests/test_plots_serving_live.py"
+
+
+def plant(name, file, old, new, *tests):
+    return dict(name=name, file=file, old=old, new=new, tests=list(tests))
+
+
+MUTANTS = [
+    plant("a_server_is_left_running", SERVER, "            stack.callback(server.stop)\n", "",
+          f"{T}::test_an_error_in_the_block_ends_the_servers_and_comes_out",
+          f"{T}::test_one_that_fails_stops_the_other"),
+    plant("a_taken_port_is_final", SERVER, 'cause == "address already in use" and self._num_tries < PORT_TRIES',
+          "False", f"{T}::test_a_port_that_is_taken_is_left_to_its_owner"),
+    plant("a_taken_port_is_tried_for_ever", SERVER, "and self._num_tries < PORT_TRIES", "and self._num_tries < 10**9",
+          f"{T}::test_a_port_that_is_always_taken_is_one_line"),
+    plant("the_log_of_the_first_try_is_read", SERVER, "stream.seek(self._log_start)", "stream.seek(0)",
+          f"{T}::test_a_port_that_is_taken_is_left_to_its_owner"),
+    plant("any_answer_is_health", SERVER, 'timeout_s=2.0)[0] == 200', 'timeout_s=2.0)[0] > 0',
+          f"{T}::test_never_ready_ends_at_the_deadline"),
+    plant("no_deadline", SERVER, "if time.monotonic() >= deadline:\n                raise self._failed(f\"was not",
+          "if time.monotonic() >= deadline + 60:\n                raise self._failed(f\"was not",
+          f"{T}::test_never_ready_ends_at_the_deadline"),
+    plant("the_cause_is_not_told", SERVER, "told = cause or", "told =",
+          f"{T}::test_a_server_that_does_not_start_tells_the_first_cause"),
+    plant("the_exit_is_not_told", SERVER, 'how = "" if timed_out else describe_exit(exitcode)', 'how = ""',
+          f"{T}::test_a_server_that_dies_is_told_by_the_next_look"),
+    plant("a_dying_server_is_alive", SERVER, "if self._running.is_alive() and self._is_listening():",
+          "if self._running.is_alive():", f"{T}::test_a_killed_guard_leaves_no_deaf_engine",
+          f"{T}::test_a_dead_server_is_dead_to_raise_if_dead_and_to_the_sampler",
+          f"{T}::test_a_server_that_dies_is_told_by_the_next_look"),
+    plant("an_error_page_is_a_page", SERVER, "        if status != 200:\n            raise self._no_page",
+          "        if status == 0:\n            raise self._no_page",
+          f"{T}::test_a_page_with_an_error_status_is_one_line"),
+    plant("gpu_memory_is_not_awaited", SERVER, "now > before + GPU_SLACK_BYTES", "now > before + (1 << 60)",
+          f"{T}::test_gpu_memory_must_return"),
+    plant("caching_is_always_on", SERVER, '"--enable-prefix-caching" if self.enable_prefix_caching else',
+          '"--enable-prefix-caching" if True else', f"{T}::test_arguments_are_those_of_the_settings"),
+    plant("a_killed_guards_run_goes_on", "labkit/launch/supervise.py", "if self._guard.returncode != 0:", "if False:",
+          f"{T}::test_a_killed_guard_leaves_no_deaf_engine"),
+    plant("its_shared_memory_stays", GUARD, "        time.sleep(0.05)\n        left = marked(mark)\n"
+          "    remove_shm(shm_before, ours)", "        time.sleep(0.05)\n        left = marked(mark)",
+          f"{T}::test_a_killed_guard_leaves_no_deaf_engine"),
+    plant("the_guard_outlives_its_parent", GUARD, "if control_fd in ready or stop_asked or",
+          "if stop_asked or False and", f"{T}::test_a_launcher_that_ends_takes_its_servers_along"),
+    plant("orphans_are_not_swept", GUARD, "        left = self.alive()\n        ended =",
+          "        left = []\n        ended =",
+          f"{T}::test_an_error_in_the_block_ends_the_servers_and_comes_out"),
+    plant("a_failed_scrape_ends_the_samples", SAMPLER, "            except Exception as error:\n                page =",
+          "            except ZeroDivisionError as error:\n                page =",
+          f"{T}::test_a_dead_server_is_dead_to_raise_if_dead_and_to_the_sampler"),
+    plant("a_page_that_is_none_is_no_error", SAMPLER, '        return {"error": str(error)}', "        return {}",
+          f"{T}::test_a_page_that_is_none_is_an_error_of_the_sample"),
+    plant("a_request_never_sent_is_not_counted", LOOP, "if error is None and not connection.answer.sent_s:",
+          "if False:",
+          f"{C}::test_a_server_that_closes_before_the_request_is_a_failure"),
+    plant("the_rest_of_a_large_request_is_lost", LOOP, "(selectors.EVENT_WRITE if connection.rest else 0)", "0",
+          f"{C}::test_a_request_larger_than_the_system_takes_at_once"),
+    plant("bytes_are_stamped_when_they_are_read", LOOP, "when = min(max(stamp, connection.last_s), when)",
+          "when = max(stamp, when)", f"{C}::test_the_kernel_stamps_what_this_process_reads_late"),
+    plant("a_clock_that_was_set_is_believed", "labkit/launch/load_client.py", "clock_set_s > MAX_CLOCK_SET_S", "False",
+          f"{C}::test_a_clock_that_was_set_gives_no_result"),
+    plant("ctrl_c_leaves_the_load_running", "labkit/launch/load_client.py", "        given_up.set()\n", "",
+          f"{C}::test_ctrl_c_ends_the_load"),
+    plant("one_request_more_than_asked_for", LOOP, "while waiting and len(self._active) < concurrency:",
+          "while waiting and len(self._active) <= concurrency:", f"{C}::test_closed_loop"),
+    plant("a_failed_scrape_is_drawn_as_zero", LIVE, '(2, "KV cache used", [row.get("kv_cache_usage") for',
+          '(2, "KV cache used", [row.get("kv_cache_usage", 0.0) for', f"{L}::test_curves_are_the_samples"),
+    plant("rates_cross_a_restart", LIVE, "if window and queries < window[-1][2]:", "if False:",
+          f"{L}::test_hit_rates_by_hand"),
+    plant("drawing_ends_the_run", LIVE, '        except Exception as error:\n            self.error = f"{type(error).'
+          '__name__}: {error}"\n\n    def stop',
+          "        except KeyError as error:\n            self.error = str(error)\n\n    def stop",
+          f"{L}::test_an_error_in_drawing_stays_out_of_the_run"),
+    plant("every_sample_is_drawn", LIVE, "or now < self._due_s:", "or False:",
+          f"{L}::test_drawing_is_throttled_and_the_last_samples_are_drawn"),
+]
