@@ -47,7 +47,7 @@ def launches_per_step(shape: DecoderShape) -> int:
 def server_prediction(
     shape: DecoderShape, *, dtype: str, mode: str, block_size: int, cache_bytes: int, batches: Sequence[int],
     context_tokens: int, output_tokens: int, prompt_tokens: Sequence[int], rates: Mapping[str, Any], launch_s: float,
-    is_asynchronous: bool, draws_may_repeat: bool = False,
+    step_s: float, is_asynchronous: bool, draws_may_repeat: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """One server.
 
@@ -63,14 +63,15 @@ def server_prediction(
         output_tokens: of each of them.
         prompt_tokens: lengths of the single prompts whose TTFT is taken.
         rates: {"bytes_per_s", "flop_per_s"}.
-        launch_s: host time of one launch, seconds.
+        launch_s: host time of calling one kernel by its module, seconds.
+        step_s: host time between two steps, in which the device waits, seconds.
         is_asynchronous: a GPU, which runs while the host issues: the slower of the two decides. On a CPU they add up.
         draws_may_repeat: routing draws a token's experts independently, so that one may come twice.
 
     Returns: capacity_blocks, capacity_tokens, kv_bytes_per_token, parameters, active_parameters, parameter_groups,
         weights_bytes, launches, decode {batch: ...}, ttft {prompt tokens: ...}; each of these with bytes, flop,
-        floor_ms (roofline), launch_ms (0 in a graph), predicted_ms (of both), memory_share, by_part_ms, and
-        experts_read (of one layer; None without experts).
+        floor_ms (roofline), launch_ms (0 in a graph), predicted_ms (of both, and the time between steps),
+        memory_share, by_part_ms, and experts_read (of one layer; None without experts).
     """
     size, launches = BYTES[dtype], launches_per_step(shape)
     widths: dict[str, Any] = {"num_kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim}
@@ -82,10 +83,10 @@ def server_prediction(
     def timed(parts: decode_step.Parts, *, is_graph: bool, num_tokens: int) -> dict[str, Any]:
         floor = decode_step.step_floor(parts, bytes_per_s=rates["bytes_per_s"], flop_per_s=rates["flop_per_s"])
         launch = 0.0 if is_graph else launches * launch_s
-        whole = max(floor["time_s"], launch) if is_asynchronous else floor["time_s"] + launch
+        work = max(floor["time_s"], launch) if is_asynchronous else floor["time_s"] + launch
         return {
             "bytes": floor["bytes"], "flop": floor["flop"], "floor_ms": 1e3 * floor["time_s"],
-            "launch_ms": 1e3 * launch, "predicted_ms": 1e3 * whole, "memory_share": floor["memory_share"],
+            "launch_ms": 1e3 * launch, "predicted_ms": 1e3 * (work + step_s), "memory_share": floor["memory_share"],
             "by_part_ms": {name: 1e3 * value for name, value in floor["by_part_s"].items()},
             "experts_read": touched(num_tokens)}
 

@@ -62,20 +62,17 @@ def together(results: Sequence[Result]) -> Window:
     Args:
         results: requests sent at once, all good.
 
-    Returns: {"gaps_s": gaps of each stream inside it, "streams_left_out": those whose chunks hold more than one token}.
+    Returns: {"gaps_s": gaps of each stream inside it, "streams_left_out": those with a chunk of more than one token,
+        whose gaps are not of tokens, "num_steps": steps inside it, by the stream with most chunks}.
     """
     good = [result for result in results if result.success and result.ttft_s is not None]
     stamps = [list(accumulate(result.gaps_s, initial=result.sent_s + (result.ttft_s or 0.0))) for result in good]
     if not stamps or len(good) < len(results):
-        return {"gaps_s": [], "streams_left_out": 0}
+        return {"gaps_s": [], "streams_left_out": 0, "num_steps": 0}
     begin, end = max(line[0] for line in stamps) - EDGE_S, min(line[-1] for line in stamps) + EDGE_S
-    gaps, left_out = [], 0
-    for result, line in zip(good, stamps):
-        if not result.one_token_a_chunk:
-            left_out += 1
-            continue
-        gaps.append([b - a for a, b in pairwise(line) if a >= begin and b <= end])
-    return {"gaps_s": gaps, "streams_left_out": left_out}
+    inside = [[b - a for a, b in pairwise(line) if a >= begin and b <= end] for line in stamps]
+    gaps = [found for result, found in zip(good, inside) if result.one_token_a_chunk]
+    return {"gaps_s": gaps, "streams_left_out": len(inside) - len(gaps), "num_steps": max(map(len, inside))}
 
 
 def start_facts(served: Served) -> dict[str, Any]:
@@ -140,7 +137,7 @@ def results(served: Sequence[Served], predicted: Mapping[str, Any]) -> dict[str,
                 raise ValueError(f"{one.name}, batch {point.size}: no step in which the whole batch decodes")
             found["itl_ms"].setdefault(one.name, {})[str(point.size)] = quantity(gaps, "ms", num_processes=1)
             found["num_steps"].setdefault(one.name, {})[str(point.size)] = sum(
-                max(map(len, window["gaps_s"]), default=0) for window in windows)
+                window["num_steps"] for window in windows)
             found["streams_left_out"] += sum(window["streams_left_out"] for window in windows)
     found["capacity_tokens"] = {name: facts["page_tokens"] for name, facts in found["server"].items()}
     return {**found, **distances(found, predicted["servers"]), "fit": fits(found["itl_ms"], predicted["servers"])}

@@ -84,7 +84,9 @@ class Params:
     gemm_tflop_per_s: float = 0.1
     """Assumed where no profile of the device says it: arithmetic, 1e12 FLOP/s."""
     launch_us: float = 10.0
-    """Assumed: host time of one kernel's launch."""
+    """Assumed: host time of calling one kernel by its module, microseconds."""
+    step_us: float = 5000.0
+    """Assumed: host time between two steps, microseconds: scheduling, sampling, two processes and a socket."""
     draws_may_repeat: bool = False
     """How the engine's uniform routing draws a token's experts: vLLM 0.26 independently, so that one may come twice;
     0.32 all different."""
@@ -112,7 +114,7 @@ class Params:
                             ("max_num_batched_tokens", self.prompt_tokens[-1])):  # fmt: skip
             value = getattr(self, name)
             _require(isinstance(value, int) and value >= least, name, value, f"a whole number, at least {least}")
-        for name in ("copy_gb_per_s", "gemm_tflop_per_s", "launch_us", "max_client_lag_s", "ready_timeout_s",
+        for name in ("copy_gb_per_s", "gemm_tflop_per_s", "launch_us", "step_us", "max_client_lag_s", "ready_timeout_s",
                      "timeout_s"):
             _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
         _require(self.device == "cuda" or self.cache_mib % 1024 == 0, "cache_mib", self.cache_mib,
@@ -168,7 +170,8 @@ def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[
                              block_size=params.block_size_of(model), cache_bytes=params.cache_mib << 20,
                              batches=params.batches, context_tokens=params.context_tokens,
                              output_tokens=params.output_tokens, prompt_tokens=params.prompt_tokens, rates=rates,
-                             launch_s=params.launch_us * 1e-6, is_asynchronous=params.device == "cuda",
+                             launch_s=params.launch_us * 1e-6, step_s=params.step_us * 1e-6,
+                             is_asynchronous=params.device == "cuda",
                              draws_may_repeat=params.draws_may_repeat)}
     return {"servers": servers, "rates": rates, "tensor_parameters": tensors}
 
