@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+MAX_BLOCKS = 1_000_000
+"""What a lab asks for at most: the model keeps some hundred bytes a block, and 100 million blocks fill a laptop."""
 
 class BlockPool:
     """Blocks, which of them are free in what order, and which full ones can be found again by content."""

@@ -21,6 +21,7 @@ from labkit.analyze import preemption_plan as plan
 from labkit.analyze.preemption_oracles import oracles
 from labkit.analyze.vllm_metrics import gauges_now
 from labkit.analyze.vllm_server_log import first_cause
+from labkit.calc.block_pool import MAX_BLOCKS
 from labkit.calc.kv_cache import kv_bytes_per_token
 from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, plain_params
 from labkit.engine.find import Engine, EngineMissing, find_engine
@@ -102,8 +103,8 @@ class Params:
         _require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
         _require(len(self.cache_gib) == 2 and 0 < self.cache_gib[0] < self.cache_gib[1], "cache_gib", self.cache_gib,
                  "two sizes, the small one first")
-        _require(len(self.num_blocks) in (0, 2) and all(n >= 2 for n in self.num_blocks), "num_blocks", self.num_blocks,
-                 "one number for each cache, or none")
+        _require(len(self.num_blocks) in (0, 2) and all(2 <= n <= MAX_BLOCKS for n in self.num_blocks), "num_blocks",
+                 self.num_blocks, f"one number for each cache, 2 to {MAX_BLOCKS}, or none")
         _require(bool(self.num_blocks) or self.device == "cuda", "num_blocks", self.num_blocks,
                  "numbers on a CPU, whose cache has another model's size")
         for name in ("small_concurrency", "large_concurrency"):

@@ -19,6 +19,7 @@ from labkit.analyze import prefix_cache as analyze
 from labkit.analyze.prefix_cache_lines import num_finished, server_line, step_line, told
 from labkit.analyze.prefix_cache_oracles import drill_oracle, oracles, trust
 from labkit.analyze.vllm_server_log import first_cause
+from labkit.calc.block_pool import MAX_BLOCKS
 from labkit.calc.kv_cache import capacity_blocks, kv_bytes_per_token
 from labkit.calc.prefix_hits import phase_hits
 from labkit.calc.prefix_phases import ROUTINGS, Step, Workload
@@ -113,6 +114,8 @@ class Params:
                             ("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("seed", 0)):
             value = getattr(self, name)
             _require(isinstance(value, int) and value >= least, name, value, f"a whole number, at least {least}")
+        for name in ("large_blocks", "small_blocks"):
+            _require(getattr(self, name) <= MAX_BLOCKS, name, getattr(self, name), f"at most {MAX_BLOCKS}")
         _require(self.num_anchors <= self.num_requests, "num_anchors", self.num_anchors, "at most num_requests")
         for name in ("tail_lengths", "popularity", "trace_cache_tokens"):
             values = getattr(self, name)
