@@ -128,6 +128,16 @@ def test_hit_rates_by_hand():
     ]
 
 
+def test_another_round_may_be_another_server(monkeypatch):
+    rows = [sample(0.0, query_tokens=100, hit_tokens=0, round="a"),
+            sample(1.0, query_tokens=900, hit_tokens=90, round="b"),
+            sample(2.0, query_tokens=1000, hit_tokens=140, round="b")]
+    assert hit_rates(rows) == [(0.0, None), (0.1, None), (0.14, 0.5)]
+    view = shown(monkeypatch, redraw_s=0.0)
+    view.on_sample(sample(0.0, round="<4 GiB>"))
+    assert view.status.value.startswith("&lt;4 GiB&gt;: running 1")
+
+
 def test_a_window_of_one_old_sample_is_measured_from_it():
     rows = [sample(0.0, query_tokens=100, hit_tokens=0), sample(60.0, query_tokens=200, hit_tokens=80)]
     assert hit_rates(rows)[-1] == (0.4, 0.8)

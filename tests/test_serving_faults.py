@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -81,6 +82,15 @@ def test_a_killed_lab_leaves_no_server(tmp_path):
     lab.communicate()
     assert wait_until(lambda: not marks.alive())
     assert run_status(runs / "vllm_prefix_cache" / "r") != "ok"
+
+
+@pytest.mark.parametrize("slug", TOO_MANY)
+def test_a_number_of_blocks_that_only_fills_the_memory_here(slug, tmp_path):
+    """The scheduler's model keeps every block: the lab refuses before it predicts."""
+    lab = start(slug, tmp_path, Marks(), {}, TOO_MANY[slug].replace("50000", "100000000"))
+    _, told = lab.communicate(timeout=60)
+    assert lab.returncode == 2 and re.search(r"blocks=.*100000000.*(at most|to) 1000000\b", told), told
+    assert "Traceback" not in told and not list((tmp_path / "runs").rglob("*.json"))
 
 
 def test_without_an_engine_nothing_is_begun(tmp_path):

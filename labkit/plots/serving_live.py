@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from html import escape
 from typing import Any
 
 import plotly.graph_objects as go
@@ -53,8 +54,8 @@ class LiveView:
     """What a running server does, drawn as it happens.
 
     Samples are those of labkit.launch.metrics_sampler: {"t_s", "running", "waiting", "kv_cache_usage", "hit_tokens",
-    "query_tokens"}; a failed one, {"t_s", "error"}, leaves a gap. Counters that fall belong to a new server: its rates
-    begin anew.
+    "query_tokens"}; a failed one, {"t_s", "error"}, leaves a gap. Counters that fall, or another "round" (a name, if a
+    sample has it), may be of another server: the recent rate begins anew.
     """
 
     def __init__(self, *, redraw_s: float = REDRAW_S) -> None:
@@ -136,7 +137,8 @@ class LiveView:
             "text/plain": "curves of the server"}},)
         last = next((s for s in reversed(self._samples) if "error" not in s), None)
         text = "no sample yet" if last is None else (
-            f"running {_text(last.get('running'))}, waiting {_text(last.get('waiting'))}, "
+            f"{escape(str(last.get('round', 'now')))}: running {_text(last.get('running'))}, "
+            f"waiting {_text(last.get('waiting'))}, "
             f"KV cache {_text(last.get('kv_cache_usage'), '.1%')}")
         self.status.value = text + (f"; {self._num_failed} failed scrapes" if self._num_failed else "")
 
@@ -182,13 +184,15 @@ def hit_rates(samples: list[dict[str, Any]], *, recent_s: float = RECENT_S) -> l
     """
     found: list[tuple[float | None, float | None]] = []
     window: deque[tuple[float, float, float]] = deque()
+    current = None
     for sample in samples:
         hits, queries = sample.get("hit_tokens"), sample.get("query_tokens")
         if hits is None or queries is None:
             found.append((None, None))
             continue
-        if window and queries < window[-1][2]:
+        if window and (queries < window[-1][2] or sample.get("round") != current):
             window.clear()  # another server
+        current = sample.get("round")
         window.append((sample["t_s"], hits, queries))
         while len(window) > 2 and window[1][0] <= sample["t_s"] - recent_s:
             window.popleft()  # the newest sample that is old enough stays: the window is measured from it
