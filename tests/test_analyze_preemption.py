@@ -171,6 +171,20 @@ def test_oracles_notice(made, purpose, changes, failing):
     assert not checks[failing].passed, checks[failing]
 
 
+def test_without_a_release_the_model_gets_the_arrivals(made):
+    """A server that cannot be held: counts are judged by the model on the arrivals that its log shows."""
+    lines, predicted = copy.deepcopy(made)
+    for line in lines:
+        if line["kind"] == "round":
+            line["how"] = "sent at once: /pause answered 404"
+    _, checks = judged(lines, predicted)
+    assert all(oracle.passed for oracle in checks.values()), [o for o in checks.values() if not o.passed]
+    assert "arrivals" in checks["preemptions by the engine's counter, each round"].detail
+    assert "steps of rounds whose requests were all released together" not in checks
+    _, checks = judged(change(lines, "point", counts__preemptions=9), predicted)
+    assert not checks["preemptions by the engine's counter, each round"].passed
+
+
 def test_nothing_sampled_is_noticed(made):
     lines, predicted = made
     lines = [{**line, "samples": []} if line["kind"] == "round" else line for line in lines]

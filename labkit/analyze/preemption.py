@@ -52,14 +52,15 @@ def results(lines: Lines, params: dict[str, Any], predicted: dict[str, Any]) -> 
     Keys by point where not said otherwise: count (preemptions), recomputed_tokens, num_steps (each round), peak_kv (%,
     sampled), peak_kv_step (%, after each step, by the log), peak_running_waiting (sampled), throughput (tokens/s,
     prompt and output), ttft, tpot (ms) and e2el (s): means of a round, the spread is over rounds; requests (spread over
-    requests); arrivals (first round); kv_tokens; own (the model with unit_costs, read off the log); engine_share_pct
-    (of the time, spent in steps). Of the whole run: unit_costs, released, cold_ttft, ratios, implicit_throttle, plan,
-    stagger, steps_compared, steps_different, usage_different, startup_s.
+    requests); arrivals (first round); on_arrivals (the model's preemptions and tokens again on them, each round);
+    kv_tokens; own (the model with unit_costs, read off the log); engine_share_pct (of the time, spent in steps). Of the
+    whole run: unit_costs, released, cold_ttft, ratios, implicit_throttle, plan, stagger, steps_compared,
+    steps_different, usage_different, startup_s.
     """
     labels = point_labels(params)
     found: dict[str, Any] = {name: {} for name in (
         "count", "recomputed_tokens", "num_steps", "peak_kv", "peak_kv_step", "peak_running_waiting", "throughput",
-        "ttft", "tpot", "e2el", "requests", "arrivals", "kv_tokens", "own", "engine_share_pct")}
+        "ttft", "tpot", "e2el", "requests", "arrivals", "on_arrivals", "kv_tokens", "own", "engine_share_pct")}
     replays = {id(line): replay_of(line, params, predicted) for line in rounds_of(lines)}
     servers = {line["cache"]: line for line in lines if line["kind"] == "server"}
     costs = unit_costs(lines)
@@ -72,6 +73,8 @@ def results(lines: Lines, params: dict[str, Any], predicted: dict[str, Any]) -> 
         found["recomputed_tokens"][label] = max(replays[id(line)].get("recomputed_seen", -1) for line in rounds)
         found["num_steps"][label] = [len(line["steps"]) for line in rounds]
         found["arrivals"][label] = replays[id(rounds[0])].get("arrivals")
+        found["on_arrivals"][label] = [[replays[id(line)].get(name) for name in ("preemptions", "recomputed_tokens")]
+                                       for line in rounds]
         found |= {name: found[name] | {label: value} for name, value in _peaks(rounds).items()}
         found |= {name: found[name] | {label: value} for name, value in _times(rounds, params).items()}
         found["own"][label] = own_model(rounds[0], costs, params, predicted, found["arrivals"][label])

@@ -27,6 +27,11 @@ def oracles(params: dict[str, Any], lines: Lines, results: dict[str, Any], predi
     every = rounds_of(lines)
     planned = _planned(params)
     points = {label: rounds_of(lines, purpose="point", label=label) for label in labels}
+    held = all(line["how"].startswith("held") for line in every if line["purpose"] != "stagger")
+    whence = "predicted before the run" if held else "by the model on the arrivals that the log shows: nobody held them"
+    told = {name: {label: [predicted["points"][label][name]] * len(rounds) if held else [
+        seen[place] for seen in results["on_arrivals"].get(label, [])] for label, rounds in points.items()}
+        for place, name in enumerate(("preemptions", "recomputed_tokens"))}
     return [
         _equal("rounds that were run", planned,
                {purpose: len(rounds_of(lines, purpose=purpose)) for purpose in planned}),
@@ -36,16 +41,14 @@ def oracles(params: dict[str, Any], lines: Lines, results: dict[str, Any], predi
             f"of {sum(len(line['requests']) for line in every)}, by what the client received"),
         _equal("requests answered", sum(line["num_requests"] for line in every),
                sum(len(line["requests"]) for line in every)),
-        _equal("preemptions by the engine's counter, each round", {
-            label: [predicted["points"][label]["preemptions"]] * len(rounds) for label, rounds in points.items()},
-            {label: [line["counts"]["preemptions"] for line in rounds] for label, rounds in points.items()},
-            "predicted before the run"),
+        _equal("preemptions by the engine's counter, each round", told["preemptions"],
+               {label: [line["counts"]["preemptions"] for line in rounds] for label, rounds in points.items()}, whence),
         _equal("tokens computed again by the engine's log", {
-            label: predicted["points"][label]["recomputed_tokens"] for label in labels}, results["recomputed_tokens"],
-            "all tokens of all steps, less what each request needs; predicted before the run"),
-        _equal("steps of rounds whose requests were all released together", {
+            label: max(values, default=None) for label, values in told["recomputed_tokens"].items()},
+            results["recomputed_tokens"], f"all tokens of all steps, less what each request needs; {whence}"),
+        *([_equal("steps of rounds whose requests were all released together", {
             label: [predicted["points"][label]["num_steps"]] * len(points[label]) for label in _together(params)},
-            {label: results["num_steps"].get(label) for label in _together(params)}, "predicted before the run"),
+            {label: results["num_steps"].get(label) for label in _together(params)}, whence)] if held else []),
         _equal("steps in which the engine and the model differ", 0, results["steps_different"],
                f"of {results['steps_compared']}: requests and tokens of each, prompts and generation apart; the model "
                "is given the arrivals that the log shows"),
@@ -66,7 +69,7 @@ def oracles(params: dict[str, Any], lines: Lines, results: dict[str, Any], predi
             for cache, blocks in predicted["blocks"].items()},
             {line["cache"]: line["max_concurrency"] for line in lines if line["kind"] == "server"}),
         *_counters(every),
-        *_plan(lines, predicted),
+        *_plan(lines, predicted, held=held),
     ]
 
 
@@ -104,15 +107,16 @@ def _counters(every: Lines) -> list[Oracle]:
     ]
 
 
-def _plan(lines: Lines, predicted: dict[str, Any]) -> list[Oracle]:
-    """The planner's number on the engine: quiet there, not quiet one above."""
+def _plan(lines: Lines, predicted: dict[str, Any], *, held: bool) -> list[Oracle]:
+    """The planner's number on the engine: quiet there, and, if they come together, not quiet one above."""
     rounds = {line["concurrency"]: line["counts"]["preemptions"] for line in rounds_of(lines, purpose="plan")}
     quiet = predicted["plan"]["quiet_concurrency"]
     if not rounds:
         return []
     above = rounds.get(quiet + 1)
-    return [
-        _equal("preemptions at the planner's concurrency", 0, rounds.get(quiet), f"concurrency {quiet}"),
+    at = _equal("preemptions at the planner's concurrency", 0, rounds.get(quiet), f"concurrency {quiet}")
+    return [at] if not held else [
+        at,
         Oracle(name="preemptions at one above the planner's concurrency", passed=bool(above), expected="more than 0",
                seen=above, detail=f"concurrency {quiet + 1}"),
     ]
