@@ -150,8 +150,8 @@ def vllm_bench(engine: Engine) -> Callable[..., dict[str, Any]]:
             run_program([
                 str(engine.python), "-c", _VLLM, "--backend", "openai", "--host", "127.0.0.1", "--port", str(port),
                 "--model", "mock", "--skip-tokenizer-init", "--dataset-name", "custom", "--num-prompts", str(streams),
-                "--label", str(tokens), "--ignore-eos", "--disable-tqdm", "--ready-check-timeout-sec", "30", "--save-result",
-                "--save-detailed", "--result-dir", folder, "--result-filename", "result.json"])
+                "--label", str(tokens), "--ignore-eos", "--disable-tqdm", "--ready-check-timeout-sec", "30",
+                "--save-result", "--save-detailed", "--result-dir", folder, "--result-filename", "result.json"])
             result = json.loads((Path(folder) / "result.json").read_text())
         rows = [{"key": f"bench-{i}", "ttft_s": ttft, "itl_s": itls}
                 for i, (ttft, itls) in enumerate(zip(result["ttfts"], result["itls"]))]
