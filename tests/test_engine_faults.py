@@ -66,6 +66,7 @@ def test_a_server_killed_while_it_serves(engine, model, tmp_path):
     with pytest.raises(LaunchError, match=r"died \(killed by SIGKILL\)"), opened(
             engine, model, tmp_path, marks) as (server,):
         port = server.port
+        assert len(marks.alive()) >= 3, "guard, API server and engine bear the mark by which they are looked for"
         next(p for p in marks.alive() if "--port" in p.cmdline()).kill()  # not its guard: that has one long argument
         assert wait_until(lambda: is_free(port))
         server.scrape()
