@@ -4,10 +4,11 @@ import copy
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from labkit.analyze import checkpoint_cost, checkpoint_faults, checkpoint_oracles, checkpoint_resume
+from labkit.analyze import checkpoint_cost, checkpoint_faults, checkpoint_oracles, checkpoint_resume, checkpoint_tables
 from labkit.analyze.ddp_rank_files import read_ranks
 from labkit.analyze.kinds import KINDS, UnreadableInput
 from labkit.calc.checkpoint_resume import CONTROLS
@@ -156,6 +157,20 @@ def test_a_save_takes_as_long_as_its_slowest_rank_and_cost_is_paired():
     assert results["fast_extra_ms"]["50 MB"]["value"] == pytest.approx(25)  # of 10 and 40 ms
     assert results["fast_cost_fit"] is None  # a line needs two sizes
     assert checkpoint_cost.cost_results([[]]) == ({}, {})
+
+
+def test_every_size_stands_beside_the_goal():
+    rows = []
+    for size_mb, bare, fast in ((100.0, 0.2, 0.206), (50.0, 0.1, 0.106)):
+        rows += [{**cost_row("bare", 0, 0, bare), "size_mb": size_mb},
+                 {**cost_row("protocol sha256", 0, 0, fast, hash_s=0.01), "size_mb": size_mb}]
+    results, _ = checkpoint_cost.cost_results([rows])
+    predicted = {"save_cost_pct": {"50 MB": {"sha256": 7.0}}}
+    frame = checkpoint_tables.goal_frame(SimpleNamespace(results=results, prediction={"values": predicted}))
+    assert list(frame["size"]) == ["50 MB", "100 MB"] and list(frame["is_within_5_pct"]) == [False, True]
+    assert frame["extra_ms"].tolist() == pytest.approx([6, 6]) == frame["fitted_ms"].tolist()
+    assert frame["cost_pct"].tolist() == pytest.approx([6, 3]) and frame["predicted_pct"][0] == 7
+    assert checkpoint_tables.goal_frame(SimpleNamespace(results={}, prediction={})).empty
 
 
 def test_the_size_from_which_a_save_is_cheap_enough():
