@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.analyze import prefix_cache as results
+from labkit.analyze import prefix_cache_tables as tables
 from labkit.analyze.prefix_cache_lines import blocks_on, num_finished, server_line, step_line, told
 from labkit.analyze.prefix_cache_oracles import drill_oracle
 from labkit.launch.counted_load import processes_of, still_running
@@ -199,3 +200,22 @@ def test_a_slow_client_and_a_dead_server_are_launch_errors(monkeypatch, tmp_path
     monkeypatch.setattr(counted_load, "send_load", slow)
     with pytest.raises(LaunchError, match="woke late"):
         counted_load.send_counted(server, plan, **options)
+
+
+def test_noise_is_what_equal_things_differ_by():
+    """The large cache's phases are alike but for chance; the small one's revisit takes twice as long."""
+    times = {"default": {"cold": (10.0, 11.0), "warm": (10.0, 12.0), "pollution": (10.0, 10.0), "revisit": (11.0, 11.0),
+                         "rewarm": (11.0, 11.0)}, "1 GiB": dict.fromkeys(results.PHASES, (10.0, 10.0))}
+    times["1 GiB"]["revisit"] = (20.0, 20.0)
+    record = SimpleNamespace(
+        samples={f"ttft {case} {name}": {"unit": "ms", "values": [[value] * 20 for value in starts]}
+                 for case, phases in times.items() for name, starts in phases.items()},
+        results={"requests_per_s": {case: {name: [5.0, 5.0] for name in results.PHASES} for case in times}})
+    noise = tables.noise_table(record)
+    assert len(noise) == 2 * 5 + 3 and not noise["same"].iloc[-1] and noise["same"].iloc[:-1].all()
+    by_what = noise.set_index("what")["mean_ttft"]
+    assert by_what["default, warm, last start over first"] == 1.2 and by_what["1 GiB, revisit over warm"] == 2.0
+    assert by_what["default, rewarm over warm"] == 1.0
+    found = tables.above_noise(noise).set_index("quantity")
+    assert found["above_noise"].to_dict() == {"mean_ttft": True, "p95_ttft": True, "requests_per_s": False}
+    assert found.loc["mean_ttft", "noise_high"] == 1.2

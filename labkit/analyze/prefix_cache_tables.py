@@ -14,6 +14,7 @@ import pandas as pd
 from labkit.calc.prefix_phases import PHASES, ROUTINGS, TENANTS
 from labkit.calc.prefix_prediction import CASES
 from labkit.calc.session_eviction import POLICIES
+from labkit.calc.statistics import nearest_rank
 from labkit.records import RunRecord
 
 COMPARED = {
@@ -54,21 +55,47 @@ def phases_table(record: RunRecord) -> pd.DataFrame:
 
 
 def noise_table(record: RunRecord) -> pd.DataFrame:
-    """Ratios of mean TTFT: of things that are the same, then of things that should differ.
+    """Ratios of times, one row a pair: of things that are the same, and last of the one that is not.
 
-    Columns: what, ratio, same (whether the two are the same thing, so that the ratio is noise), above_noise (whether
-    the ratio is farther from 1 than every ratio of equal things in this run; None where there is none).
+    Two starts of one setting are the same; so are warm, revisit and rewarm in the large cache, which keeps everything.
+    Columns: what, same, mean_ttft, p95_ttft, requests_per_s (ratios of these three).
     """
-    results = record.results
-    rows = [{"what": what, "ratio": ratio, "same": True, "above_noise": None}
-            for what, ratio in sorted(results["aa_ratio"].items(), reverse=True)]
-    floor = results["noise_floor_pct"]
-    for name, label in (("revisit_warm_mean", "revisit over warm, mean TTFT"),
-                        ("revisit_warm_p95", "revisit over warm, p95 TTFT"),
-                        ("throughput_ratio", "revisit over warm, requests/s")):
-        for case, ratio in sorted(results.get(name, {}).items(), reverse=True):
-            rows.append({"what": f"{case}, {label}", "ratio": ratio, "same": False,
-                         "above_noise": None if floor is None else 100 * abs(ratio - 1) > floor})
+    samples, rates = record.samples, record.results["requests_per_s"]
+    pooled = {(case, name): [value for part in samples[f"ttft {case} {name}"]["values"] for value in part]
+              for case in rates for name in PHASES}
+    rows = []
+    for case in (case for case in CASES.values() if case in rates):
+        for name in PHASES:
+            parts = samples[f"ttft {case} {name}"]["values"]
+            if len(parts) > 1:
+                rows.append({"what": f"{case}, {name}, last start over first", "same": True,
+                             **_ratios(parts[-1], parts[0], rates[case][name][-1], rates[case][name][0])})
+        for name in ("revisit", "rewarm") if case == "default" else ("revisit",):
+            rows.append({"what": f"{case}, {name} over warm", "same": case == "default", **_ratios(
+                pooled[case, name], pooled[case, "warm"], mean(rates[case][name]), mean(rates[case]["warm"]))})
+    return pd.DataFrame(rows).sort_values("same", ascending=False, kind="stable", ignore_index=True)
+
+
+def _ratios(new: Sequence[float], old: Sequence[float], new_rate: float, old_rate: float) -> dict[str, float]:
+    tails = [nearest_rank(values=values, percent=95) for values in (new, old)]
+    return {"mean_ttft": mean(new) / mean(old), "p95_ttft": tails[0] / tails[1], "requests_per_s": new_rate / old_rate}
+
+
+def above_noise(noise: pd.DataFrame) -> pd.DataFrame:
+    """What a loss of the anchors did to times, against what chance does.
+
+    Args:
+        noise: of `noise_table`.
+
+    Returns: one row a quantity: quantity, ratio (small cache, revisit over warm), noise_low and noise_high (smallest
+        and largest ratio of things that are the same), above_noise (whether the ratio lies outside them).
+    """
+    same, lost = noise[noise["same"]], noise[~noise["same"]]
+    rows = []
+    for name in ("mean_ttft", "p95_ttft", "requests_per_s"):
+        low, high = min(same[name]), max(same[name])
+        rows += [{"quantity": name, "ratio": ratio, "noise_low": low, "noise_high": high,
+                  "above_noise": not low <= ratio <= high} for ratio in lost[name]]
     return pd.DataFrame(rows)
 
 
