@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from labkit.calc.scheduler import Job, Scheduler, SchedulerConfig
 from labkit.calc.scheduler_runs import simulate
 from labkit.launch.load_client import Answer, Load
+from labkit.launch.supervise import LaunchError
 
 COUNTERS = {"prefix_cache_queries": "query_tokens", "prefix_cache_hits": "hit_tokens", "num_preemptions": "preemptions"}
 
@@ -48,7 +49,8 @@ class StandIn:
         return "\n".join([*lines, f"process_start_time_seconds {self.start}", ""])
 
     def raise_if_dead(self):
-        pass
+        if "dies" in self.faults and self.loads == 3:
+            raise LaunchError(f"vLLM server {self.run_dir.name} died: CUDA out of memory", log_path=self.log)
 
     def answer(self, plan, concurrency):
         """Play a plan; the load as a client would have seen it."""

@@ -94,6 +94,16 @@ def test_oracles_notice(monkeypatch, tmp_path, server, fault, oracle):
     assert oracle in {found.name for found in record.oracles if not found.passed}
 
 
+def test_a_server_that_dies_keeps_what_was_measured(monkeypatch, tmp_path):
+    monkeypatch.setenv("LABKIT_RUNS_DIR", str(tmp_path))
+    install(monkeypatch, exp, faults={"large1": ("dies",)})
+    record = exp.run(SMALL)
+    assert record.status == "failed" and record.failure["message"].endswith("large1 died: CUDA out of memory")
+    assert len(record.samples["ttft default cold"]["values"]) == 2 and "hit_tokens" not in record.results
+    with pytest.raises(RecordError, match="CUDA out of memory"):
+        exp.check(record)
+
+
 def test_small_runs_use_one_server_of_each_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("LABKIT_RUNS_DIR", str(tmp_path))
     install(monkeypatch, exp)
