@@ -132,7 +132,7 @@ def agent_trace(found: Mapping[str, Any]) -> go.Figure:
                                 name=f"{name} (simulated)", index=index))  # fmt: skip
     fig.update_yaxes(range=[0, 105])
     fig.update_xaxes(tickvals=[int(size) for size in sizes], ticktext=[f"{int(size) / 1000:.0f}k" for size in sizes])
-    fig.update_layout(margin_t=LEGEND_MARGIN)
+    fig.update_layout(margin_t=LEGEND_MARGIN + 24)
     return fig
 
 
