@@ -87,7 +87,8 @@ def residuals_table(record: RunRecord) -> pd.DataFrame:
 
     Columns: point, metric, assumed (unit costs assumed before the run), own (unit costs and arrivals read off this
     run's log), measured, assumed_off_pct and own_off_pct (measured over predicted, minus one), engine_share_pct (of the
-    time, spent in steps: the rest is scheduling, HTTP, the client and the way between).
+    time, spent in steps: the rest is scheduling, HTTP, the client and the way between), left_pct (own_off_pct when the
+    time between steps is counted in too).
     """
     rows = []
     for label in point_labels(record.params):
@@ -96,12 +97,13 @@ def residuals_table(record: RunRecord) -> pd.DataFrame:
             if told is None or label not in record.results[name]:
                 continue
             seen, assumed = record.results[name][label]["value"], factor * told[ours]
-            again = factor * own[ours] if own else None
+            again, share = factor * own[ours] if own else None, record.results["engine_share_pct"][label] / 100
+            between = share if name == "throughput" else 1 / share
             rows.append({
                 "point": label, "metric": SHOWN[name], "assumed": assumed, "own": again, "measured": seen,
                 "assumed_off_pct": 100 * (seen / assumed - 1),
-                "own_off_pct": 100 * (seen / again - 1) if again else None,
-                "engine_share_pct": record.results["engine_share_pct"][label]})
+                "own_off_pct": 100 * (seen / again - 1) if again else None, "engine_share_pct": 100 * share,
+                "left_pct": 100 * (seen / again / between - 1) if again else None})
     return pd.DataFrame(rows)
 
 
