@@ -55,7 +55,8 @@ def test_one_above_the_quiet_number_is_not_quiet():
 def test_limits():
     common = {"kv_bytes_per_token": KV, "num_requests": 8}
     assert serving_plan(**common, num_blocks=0)["limited_by"] == "request"
-    assert serving_plan(**common, num_blocks=96)["quiet_concurrency"] == 0, "the null block: 95 are left"
+    none = serving_plan(**common, num_blocks=96)
+    assert none["quiet_concurrency"] == none["safe_concurrency"] == 0, "the null block: 95 are left"
     one = serving_plan(**common, num_blocks=97)  # a second prompt never fits beside the first: it waits
     assert (one["safe_concurrency"], one["quiet_concurrency"], one["limited_by"]) == (1, 256, "admission")
     many = serving_plan(**common, num_blocks=10**6, max_num_seqs=8)

@@ -37,8 +37,12 @@ class Held:
                     return self.control(self.path)
                 with owner.lock:
                     owner.seen.append(("asked", time.perf_counter()))
+                    delay = 0.15 * len(owner.seen) if "hurry" in owner.lacks else 0.0
+                time.sleep(delay)
                 if "headers" in owner.lacks:
                     owner.go.wait(10)
+                with owner.lock:
+                    owner.seen.append(("begun", time.perf_counter()))
                 self.send_response(200)
                 self.end_headers()
                 self.wfile.flush()
@@ -108,6 +112,14 @@ def test_nothing_starts_before_the_release(make):
     assert asked[3] < seen.released_s < resumed
     tokens = [t for a in seen.load.answers for t, data in a.pieces if b"data:" in data]
     assert min(tokens) > seen.released_s
+
+
+def test_the_release_waits_for_the_last_answer_to_begin(make):
+    server = make(lacks=("hurry",))
+    send_together(server, PLAN[:3], concurrency=3, settle_s=0.0, **LOOSE)
+    (resumed,) = [t for name, t in server.seen if name == "/resume"]
+    begun = [t for name, t in server.seen if name == "begun"]
+    assert len(begun) == 3 and max(begun) < resumed and max(begun) - min(begun) > 0.1
 
 
 def test_a_server_without_the_endpoint_is_not_held(make):

@@ -61,7 +61,7 @@ MUTANTS = [
     plant("one_above_may_be_quiet", ORACLES, "passed=bool(above)", "passed=above is not None",
           f"{T_LAB}::test_a_planner_that_is_too_careful_is_noticed"),
     plant("released_before_all_are_there", RELEASE, ">= count:", ">= 1:",
-          f"{T_RELEASE}::test_nothing_starts_before_the_release"),
+          f"{T_RELEASE}::test_the_release_waits_for_the_last_answer_to_begin"),
     plant("never_paused", RELEASE, 'status = server.post("/pause?mode=keep")', "status = 200",
           f"{T_RELEASE}::test_nothing_starts_before_the_release"),
     plant("a_server_that_does_not_go_on_is_believed", RELEASE, "if is_held and status != 200:", "if False:",
