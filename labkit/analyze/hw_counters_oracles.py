@@ -21,6 +21,8 @@ TILE = 256
 """Sizes that this divides fit every tile that a library uses."""
 FOREIGN_BYTES = 4e6
 """What else may be written back while a kernel runs: lines of the program around it and of the tool."""
+SHORT_US = 10
+"""A kernel this short runs differently from pass to pass; one of 5.5 us on an H200 differed by 11 %."""
 
 
 def gpu_oracles(results: Mapping[str, Any], plan: Plan, checks: Iterable[Mapping[str, Any]]) -> list[Oracle]:
@@ -141,12 +143,15 @@ def _stalls(results: Mapping[str, Any]) -> Oracle:
     """Reasons add up: warps waiting for each, whenever an instruction is issued, are all the warps there are."""
     whole = _medians(results, "cycles_per_instruction")
     sums = {name: sum(reasons.values()) for name, reasons in results.get("stalls", {}).items() if name in whole}
+    times_us = _medians(results, "ncu_time_us")
+    bounds = {name: 0.25 if times_us.get(name, 0) < SHORT_US else 0.1 for name in sums}
     wrong = {name: [round(sums[name], 3), round(whole[name], 3)] for name in sums
-             if abs(sums[name] - whole[name]) > 0.1 * whole[name]}  # fmt: skip
+             if abs(sums[name] - whole[name]) > bounds[name] * whole[name]}
     if not sums:
         wrong = {"compared": [0, 0]}
-    return _oracle("stall reasons add up to the cycles an instruction takes", "sum of reasons = cycles", wrong,
-                   f"{len(sums)} kernels", "within 10 %: each reason is counted in a pass of its own")
+    return _oracle(
+        "stall reasons add up to the cycles an instruction takes", "sum of reasons = cycles", wrong,
+        f"{len(sums)} kernels", f"within 10 % (25 % below {SHORT_US} us): each reason is counted in its own pass")
 
 
 def _bandwidth(results: Mapping[str, Any]) -> Oracle | None:

@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from labkit.workers.json_lines import JsonLines
+
 if TYPE_CHECKING:
-    from labkit.workers.json_lines import JsonLines
-from labkit.workers.rmsnorm_grad_bench import Case
+    from labkit.workers.rmsnorm_grad_bench import Case
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 

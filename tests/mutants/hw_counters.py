@@ -69,7 +69,7 @@ MUTANTS = [
          new='if read[name] < (1 - SLACK) * 0.5 * plan[name]["read_bytes"]}', tests=[FAULT]),
     dict(name="occupancy_compared_with_itself", file=ORACLES, old="if abs(told[name] - rule[name]) > 0.1}",
          new="if abs(told[name] - told[name]) > 0.1}", tests=[FAULT]),
-    dict(name="stalls_need_not_add_up", file=ORACLES, old="> 0.1 * whole[name]}", new="> 10 * whole[name]}",
+    dict(name="stalls_need_not_add_up", file=ORACLES, old="> bounds[name] * whole[name]}", new="> 10 * whole[name]}",
          tests=[FAULT]),
     dict(name="replay_compares_nothing", file=ORACLES, old="record.results[name] != again[name])",
          new="again[name] != again[name])",
