@@ -24,7 +24,8 @@ AREAS = {
 """Area of each question of the text. A page of another number says its own: `% area: training`."""
 LABS = {
     1: "gemm_roofline", 3: "vllm_prefix_cache", 5: "vllm_prefix_cache", 8: "vllm_preemption", 9: "moe_alltoall",
-    10: "vllm_decode_roofline", 11: "moe_alltoall", 13: "vllm_decode_roofline", 14: "triton_rmsnorm", 15: "triton_resources",
+    10: "vllm_decode_roofline", 11: "moe_alltoall", 13: "vllm_decode_roofline", 14: "triton_rmsnorm",
+    15: "triton_resources",
 }  # fmt: skip
 """Lab that measures what a question is about. A page can name another: `% lab: ddp_buckets`."""
 _HEAD = re.compile(r"\(q(?P<label>\d\d)\)=\n# Q(?P<number>\d+)\. (?P<title>.+)\n")
