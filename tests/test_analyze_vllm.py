@@ -13,7 +13,7 @@ from prometheus_client import parser as reference
 from labkit.analyze import prometheus, sse
 from labkit.analyze.vllm_bench import NotBenchResults, parse_bench_results
 from labkit.analyze.vllm_metrics import page_summary, pair_summary
-from labkit.analyze.vllm_server_log import parse_server_log
+from labkit.analyze.vllm_server_log import first_cause, parse_server_log
 
 NAMES = st.from_regex(r"[a-z_:][a-z0-9_:]{0,12}", fullmatch=True)
 LABELS = st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_]{0,5}", fullmatch=True).filter(lambda n: n[:2] != "__"),
@@ -157,12 +157,18 @@ def test_the_first_engines_log():
     ("ValueError: No available memory for the cache blocks. Try increasing", "no memory left for the KV cache"),
     ("pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
      "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig"),
+    ("(APIServer pid=7) pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+     "(APIServer pid=7)   Value error, Invalid repository ID or local directory specified: '/m'.\n"
+     "(APIServer pid=7) Please verify the following requirements:",
+     "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig: Value error, Invalid repository "
+     "ID or local directory specified: '/m'."),
 ])
 def test_the_first_cause_of_a_failed_start(line, cause):
     first = "(EngineCore pid=9) ERROR 11-29 [core.py:1] EngineCore failed to start.\n"
     after = "(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above.\nValueError: x\n"
     seen = parse_server_log(first + line + "\n" + after)
     assert seen["cause"] == cause and seen["exit_expected"] and not seen["ready"]
+    assert first_cause(first + line + "\n" + after) == cause
 
 
 RESULT = {"num_prompts": 4, "completed": 4, "failed": 0, "duration": 2.0, "request_rate": "inf", "mean_ttft_ms": 5.0,

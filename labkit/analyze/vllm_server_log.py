@@ -57,8 +57,8 @@ def parse_server_log(text: str) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"ready": False, **{key: None for key, _, _ in _FACTS}, "last_stats": None}
     cause, num_errors = None, 0
-    for raw in text.splitlines():
-        line, level = _bare(raw)
+    lines = [_bare(raw) for raw in text.splitlines()]
+    for number, (line, level) in enumerate(lines):
         if _READY in line:
             found["ready"] = True
         for key, pattern, convert in _FACTS:
@@ -68,7 +68,7 @@ def parse_server_log(text: str) -> dict[str, Any]:
             found["last_stats"] = _stats(line, match)
         num_errors += level in ("ERROR", "CRITICAL")
         if cause is None:
-            cause = _cause(line)
+            cause = _cause(line, *(after for after, _ in lines[number + 1 : number + 2]))
     failed = not found["ready"]
     return {**found, "cause": cause if failed else None, "exit_expected": failed and cause is not None,
             "num_errors": num_errors}
@@ -76,7 +76,8 @@ def parse_server_log(text: str) -> dict[str, Any]:
 
 def first_cause(text: str) -> str | None:
     """The first error of a log that is no consequence of another, also after the server had been ready; or None."""
-    return next((cause for raw in text.splitlines() if (cause := _cause(_bare(raw)[0]))), None)
+    lines = [_bare(raw)[0] for raw in text.splitlines()]
+    return next((cause for line, after in zip(lines, [*lines[1:], ""]) if (cause := _cause(line, after))), None)
 
 
 def _bare(raw: str) -> tuple[str, str | None]:
@@ -86,7 +87,8 @@ def _bare(raw: str) -> tuple[str, str | None]:
     return (line[match.end():].strip(), match[1]) if match else (line, None)
 
 
-def _cause(line: str) -> str | None:
+def _cause(line: str, after: str = "") -> str | None:
+    """The cause that a line names; `after` is the next line, which says what pydantic found wrong."""
     if any(words in line for words in _CONSEQUENCES):
         return None
     match = _EXCEPTION.match(line)
@@ -96,7 +98,7 @@ def _cause(line: str) -> str | None:
             return name(known)
     if match is None:
         return None
-    return line[:300]
+    return f"{line}: {after}"[:300] if "validation error" in line and after.startswith("Value error") else line[:300]
 
 
 def _stats(line: str, match: re.Match[str]) -> dict[str, Any]:
