@@ -160,8 +160,8 @@ def test_the_first_engines_log():
     ("(APIServer pid=7) pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
      "(APIServer pid=7)   Value error, Invalid repository ID or local directory specified: '/m'.\n"
      "(APIServer pid=7) Please verify the following requirements:",
-     "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig: Value error, Invalid repository "
-     "ID or local directory specified: '/m'."),
+     "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig: Value error, Invalid "
+     "repository ID or local directory specified: '/m'."),
 ])
 def test_the_first_cause_of_a_failed_start(line, cause):
     first = "(EngineCore pid=9) ERROR 11-29 [core.py:1] EngineCore failed to start.\n"
