@@ -37,8 +37,10 @@ REPORTED = {"first_mismatch": "ckpt-first-mismatch", "diff_elements": "ckpt-diff
 """Result -> claim of the report that gives it, by control or as one figure in seconds."""
 GPU_ENV = {"NCCL_NVLS_ENABLE": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """NVLink multicast off, as in every lab; a fixed cuBLAS workspace, which deterministic algorithms ask for."""
-NCCL_FAULT_ENV = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
-"""Else torch 2.11 reports the timeout, then gathers stack traces, and was seen to stay there for half a minute."""
+NCCL_FAULT_ENV = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",
+                  "TORCH_FR_BUFFER_SIZE": "0", "TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}
+"""Else torch 2.11 reports the timeout and then waits a minute for dumps: on two H200 the late rank came meanwhile, the
+collective ended, and the job hung in the next one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
