@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -129,6 +130,7 @@ def test_never_ready_ends_at_the_deadline(opened, marks):
             fault="never", ready_timeout_s=1.5):
         pytest.fail("it cannot be ready")
     assert caught.value.timed_out and marks.alive() == []
+    assert int(re.search(r"after (\d+) s", str(caught.value))[1]) < 30
 
 
 def test_a_port_that_is_taken_is_left_to_its_owner(opened, monkeypatch):

@@ -125,9 +125,20 @@ def test_a_host_without_address_is_one_line():
 
 def test_a_server_that_closes_before_the_request_is_a_failure():
     """Connections of a closed loop are made first; one that is gone by then must not vanish from the count."""
-    with socket.socket() as rude:
-        rude.bind(("127.0.0.1", 0))
-        rude.listen()
+    answers = [stamp_loop.Answer(index=0, planned_s=None)]
+    with socket.create_server(("127.0.0.1", 0)) as rude:
+        loop = stamp_loop.StampLoop([b"x"], answers, host="127.0.0.1", port=rude.getsockname()[1], timeout_s=5.0,
+                                    should_stop=lambda: False)
+        loop._open(0)
+        rude.accept()[0].close()
+        for _ in range(100):
+            loop._poll(0.05, hold=True)
+        loop.close()
+    assert answers[0].error == "ConnectionResetError: closed before the request was sent" and not answers[0].sent_s
+
+
+def test_a_server_that_takes_no_request_is_a_failure():
+    with socket.create_server(("127.0.0.1", 0)) as rude:
         closer = threading.Thread(target=lambda: [rude.accept()[0].close() for _ in range(3)])
         closer.start()
         load, results = send(plan(3), rude.getsockname()[1], concurrency=3, timeout_s=5.0)
