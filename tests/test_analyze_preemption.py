@@ -8,6 +8,7 @@ import pytest
 
 from labkit.analyze import preemption as analyze
 from labkit.analyze import preemption_lines as reader
+from labkit.analyze.preemption_costs import calibrate, times_with, used_points
 from labkit.analyze.preemption_oracles import oracles
 from labkit.analyze.preemption_plan import contrast, point_labels, prediction, rounds
 from labkit.conduct import plain_params
@@ -84,15 +85,27 @@ def test_times_from_the_release(made):
     lines, predicted = made
     found, _ = judged(lines, predicted)
     for label in ("1 GiB / 8", "4 GiB / 8"):
-        own = found["own"][label]
-        assert found["ttft"][label]["value"] == pytest.approx(1e3 * own["ttft_s"], rel=0.01)
-        assert found["tpot"][label]["value"] == pytest.approx(1e3 * own["tpot_s"], rel=0.01)
-        assert found["e2el"][label]["value"] == pytest.approx(own["e2el_s"], rel=0.01)
-        assert found["throughput"][label]["value"] == pytest.approx(own["tokens_per_s"], rel=0.01)
-        assert found["engine_share_pct"][label] == pytest.approx(100, abs=1)
+        told = times_with(PARAMS, predicted, label, {"step_ms": 1e3 * STEP_S, "request_us": 0.0, "token_us": 0.0})
+        assert {name: found[name][label]["value"] for name in told} == pytest.approx(told, rel=0.01)
     assert found["ttft"]["1 GiB / 8"]["n"] == 2 and found["requests"]["1 GiB / 8"]["ttft_s"]["n"] == 16
-    costs = found["unit_costs"]
-    assert costs["step_ms"] == pytest.approx(1e3 * STEP_S) and costs["request_us"] == costs["token_us"] == 0
+
+
+def test_unit_costs_that_went_in_come_out(made):
+    """From three means of quiet rounds; whatever the round that preempts says."""
+    _, predicted = made
+    costs = {"step_ms": 4.0, "request_us": 300.0, "token_us": 20.0}
+    found = {name: {} for name in ("throughput", "ttft", "tpot", "e2el")}
+    for label in point_labels(PARAMS):
+        for name, value in times_with(PARAMS, predicted, label, costs).items():
+            found[name][label] = {"value": value if label != "1 GiB / 8" else 1e9}
+    assert calibrate(PARAMS, predicted, found) == pytest.approx(costs)
+    assert "1 GiB / 8" not in {label for _, label in used_points(PARAMS)}
+    free = {name: dict(by_label) for name, by_label in found.items()}
+    free["tpot"]["1 GiB / 3"] = {"value": 1.2 * free["tpot"]["4 GiB / 8"]["value"]}
+    assert calibrate(PARAMS, predicted, free)["request_us"] == 0, "fewer requests a step, yet slower: noise"
+    del found["tpot"]["1 GiB / 3"]
+    assert calibrate(PARAMS, predicted, found) is None
+    assert calibrate({**PARAMS, "small_concurrency": [8]}, predicted, found) is None
 
 
 def test_what_the_report_explains_and_what_it_does_not(made):
@@ -103,20 +116,6 @@ def test_what_the_report_explains_and_what_it_does_not(made):
     assert found["ratios"]["throughput_pct"] < 90 and found["ratios"]["tpot_slower_pct"] > 0
     assert found["ratios"]["ttft_lower_pct"] == pytest.approx(0, abs=0.1)
     assert found["cold_ttft"]["1 GiB"]["ratio"] == pytest.approx(1, abs=0.01)
-
-
-def test_unit_costs_that_went_in_come_out():
-    def step(index, context, requests, elapsed):
-        return [index, 1 if context else 0, context, requests, requests, elapsed, None]
-
-    steps = [step(i, 0, n, 4 + 0.5 * n) for i, n in enumerate([2] * 5 + [4] * 9 + [8] * 3)]
-    steps += [step(90, 1000, 4, 6 + 20.0), step(91, 10, 4, 99.0)]
-    line = {"kind": "round", "purpose": "point", "label": "x", "steps": steps}
-    costs = analyze.unit_costs([line])
-    assert costs == pytest.approx({"step_ms": 4.0, "request_us": 500.0, "token_us": 20.0})
-    assert analyze.unit_costs([{**line, "purpose": "cold"}]) is None
-    alone = analyze.unit_costs([{**line, "steps": steps[:5] + steps[-2:-1]}])
-    assert alone["request_us"] == 0 and alone["step_ms"] == 5.0
 
 
 def change(lines, purpose, **changes):

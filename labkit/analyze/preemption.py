@@ -6,7 +6,7 @@ In: lines of labkit.analyze.preemption_lines, the run's parameters and predictio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 from labkit.analyze.load_results import spread
@@ -53,17 +53,15 @@ def results(lines: Lines, params: dict[str, Any], predicted: dict[str, Any]) -> 
     sampled), peak_kv_step (%, after each step, by the log), peak_running_waiting (sampled), throughput (tokens/s,
     prompt and output), ttft, tpot (ms) and e2el (s): means of a round, the spread is over rounds; requests (spread over
     requests); arrivals (first round); on_arrivals (the model's preemptions and tokens again on them, each round);
-    kv_tokens; own (the model with unit_costs, read off the log); engine_share_pct (of the time, spent in steps). Of the
-    whole run: unit_costs, released, cold_ttft, ratios, implicit_throttle, plan, stagger, steps_compared,
+    kv_tokens. Of the whole run: released, cold_ttft, ratios, implicit_throttle, plan, stagger, steps_compared,
     steps_different, usage_different, startup_s.
     """
     labels = point_labels(params)
     found: dict[str, Any] = {name: {} for name in (
         "count", "recomputed_tokens", "num_steps", "peak_kv", "peak_kv_step", "peak_running_waiting", "throughput",
-        "ttft", "tpot", "e2el", "requests", "arrivals", "on_arrivals", "kv_tokens", "own", "engine_share_pct")}
+        "ttft", "tpot", "e2el", "requests", "arrivals", "on_arrivals", "kv_tokens")}
     replays = {id(line): replay_of(line, params, predicted) for line in rounds_of(lines)}
     servers = {line["cache"]: line for line in lines if line["kind"] == "server"}
-    costs = unit_costs(lines)
     for label, (cache, _) in labels.items():
         rounds = rounds_of(lines, purpose="point", label=label)
         if not rounds or not any(good(line) for line in rounds):
@@ -77,9 +75,6 @@ def results(lines: Lines, params: dict[str, Any], predicted: dict[str, Any]) -> 
                                        for line in rounds]
         found |= {name: found[name] | {label: value} for name, value in _peaks(rounds).items()}
         found |= {name: found[name] | {label: value} for name, value in _times(rounds, params).items()}
-        found["own"][label] = own_model(rounds[0], costs, params, predicted, found["arrivals"][label])
-        busy = [sum(step.elapsed_ms for step in steps_of(line)) / 10 / line["wall_s"] for line in rounds]
-        found["engine_share_pct"][label] = median(busy)
     return {
         **found, "released": sorted({line["how"] for line in rounds_of(lines, purpose="point")}),
         "ratios": ratios(found, params), "implicit_throttle": implicit_throttle(lines, params, predicted, replays),
@@ -92,7 +87,6 @@ def results(lines: Lines, params: dict[str, Any], predicted: dict[str, Any]) -> 
         "steps_compared": sum(len(line["steps"]) for line in rounds_of(lines)),
         "steps_different": sum(seen.get("num_different", seen["num_steps"]) for seen in replays.values()),
         "usage_different": sum(seen.get("num_usage_different") or 0 for seen in replays.values()),
-        "unit_costs": costs,
         "startup_s": {f"{line['cache']} start {line['start']}": line["startup_s"] for line in lines
                       if line["kind"] == "server"},
     }
@@ -121,46 +115,6 @@ def _times(rounds: Sequence[dict[str, Any]], params: dict[str, Any]) -> dict[str
     return {**{name: quantity(means[name], unit, num_processes=num_processes) for name, unit in units.items()},
             "requests": {name: spread([r[name] for r in every if r[name] is not None])
                          for name in ("ttft_s", "tpot_s", "e2el_s")}}
-
-
-def unit_costs(lines: Lines) -> dict[str, float] | None:
-    """Costs of a step read off the log of all rounds but the first loads; None when it has none to read them from.
-
-    step_ms and request_us: a line through the median times of steps that only decode, by number of requests, each
-    number weighing as much as it has steps. token_us: what steps with 256 prompt tokens or more take beyond, a token.
-    """
-    steps = [step for line in rounds_of(lines) if line["purpose"] != "cold" for step in steps_of(line)]
-    decode: dict[int, list[float]] = {}
-    for step in steps:
-        if not step.context_tokens and step.generation_tokens == step.generation_requests:
-            decode.setdefault(step.generation_requests, []).append(step.elapsed_ms)
-    prompt = [step for step in steps if step.context_tokens >= 256]
-    if not decode or not prompt:
-        return None
-    total = sum(map(len, decode.values()))
-    x0 = sum(n * len(times) for n, times in decode.items()) / total
-    y0 = sum(median(times) * len(times) for times in decode.values()) / total
-    across = sum(len(times) * (n - x0) ** 2 for n, times in decode.items())
-    slope = sum(len(times) * (n - x0) * (median(times) - y0) for n, times in decode.items()) / across if across else 0.0
-    slope = min(max(slope, 0.0), y0 / x0)
-    fixed = y0 - slope * x0
-    beyond = sum(step.elapsed_ms - fixed - slope * step.generation_requests for step in prompt)
-    return {"step_ms": fixed, "request_us": 1e3 * slope,
-            "token_us": max(0.0, 1e3 * beyond / sum(step.context_tokens for step in prompt))}
-
-
-def own_model(
-    line: dict[str, Any], costs: dict[str, float] | None, params: dict[str, Any], predicted: dict[str, Any],
-    arrivals: Sequence[int] | None,
-) -> dict[str, Any] | None:
-    """The prediction again, with this machine's unit costs and the arrivals that were seen: what the rest is due to."""
-    if costs is None or arrivals is None:
-        return None
-    seen = round_prediction(
-        config_of(params, predicted["blocks"][line["cache"]]), concurrency=line["concurrency"], arrivals=arrivals,
-        num_requests=line["num_requests"], prompt_tokens=params["prompt_tokens"],
-        output_tokens=line["output_tokens"], **costs)
-    return {name: seen[name] for name in ("tokens_per_s", "ttft_s", "tpot_s", "e2el_s", "mean_running")}
 
 
 def ratios(found: dict[str, Any], params: dict[str, Any]) -> dict[str, float]:

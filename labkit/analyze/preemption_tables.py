@@ -7,14 +7,13 @@ from typing import Any
 
 import pandas as pd
 
+from labkit.analyze.preemption_costs import COSTS, METRICS, calibrate, times_with, used_points
 from labkit.analyze.preemption_plan import config_of, point_labels
 from labkit.calc.preemption_prediction import equal_jobs
 from labkit.calc.scheduler import Scheduler
 from labkit.calc.scheduler_runs import simulate
 from labkit.records import RunRecord
 
-TIMES = {"throughput": ("tokens_per_s", 1.0), "ttft": ("ttft_s", 1e3), "tpot": ("tpot_s", 1e3), "e2el": ("e2el_s", 1.0)}
-"""Result -> (its name in a prediction, factor from the prediction's unit)."""
 COUNTS = {"count": "preemptions", "recomputed_tokens": "recomputed_tokens", "num_steps": "num_steps",
           "peak_kv": "peak_kv_pct"}
 SHOWN = {"kv_tokens": "tokens of the cache", "count": "preemptions", "recomputed_tokens": "tokens computed again",
@@ -83,36 +82,35 @@ def requests_table(record: RunRecord) -> pd.DataFrame:
 
 
 def residuals_table(record: RunRecord) -> pd.DataFrame:
-    """Times predicted and measured, and what is left when the unit costs are this machine's own.
+    """Times predicted and measured, with unit costs assumed before the run and with costs from its quiet rounds.
 
-    Columns: point, metric, assumed (unit costs assumed before the run), own (unit costs and arrivals read off this
-    run's log), measured, assumed_off_pct and own_off_pct (measured over predicted, minus one), engine_share_pct (of the
-    time, spent in steps: the rest is scheduling, HTTP, the client and the way between), left_pct (own_off_pct when the
-    time between steps is counted in too).
+    Columns: point, metric, assumed, calibrated (costs of `labkit.analyze.preemption_costs.calibrate`), measured,
+    assumed_off_pct and calibrated_off_pct (measured over predicted, minus one), used (the calibration is made from this
+    number, so that it fits by itself).
     """
-    rows = []
-    for label in point_labels(record.params):
-        told, own = record.prediction["values"]["points"].get(label), record.results["own"].get(label)
-        for name, (ours, factor) in TIMES.items():
-            if told is None or label not in record.results[name]:
-                continue
-            seen, assumed = record.results[name][label]["value"], factor * told[ours]
-            again, share = factor * own[ours] if own else None, record.results["engine_share_pct"][label] / 100
-            between = share if name == "throughput" else 1 / share
+    params, told, rows = record.params, record.prediction["values"], []
+    costs, used = calibrate(params, told, record.results), used_points(params)
+    before = {name: params[name] for name in COSTS}
+    for label in point_labels(params):
+        if label not in record.results["ttft"]:
+            continue
+        assumed = times_with(params, told, label, before)
+        fitted = times_with(params, told, label, costs) if costs else {}
+        for name in METRICS:
+            seen = record.results[name][label]["value"]
             rows.append({
-                "point": label, "metric": SHOWN[name], "assumed": assumed, "own": again, "measured": seen,
-                "assumed_off_pct": 100 * (seen / assumed - 1),
-                "own_off_pct": 100 * (seen / again - 1) if again else None, "engine_share_pct": 100 * share,
-                "left_pct": 100 * (seen / again / between - 1) if again else None})
+                "point": label, "metric": SHOWN[name], "assumed": assumed[name], "calibrated": fitted.get(name),
+                "measured": seen, "assumed_off_pct": 100 * (seen / assumed[name] - 1),
+                "calibrated_off_pct": 100 * (seen / fitted[name] - 1) if fitted else None,
+                "used": (name, label) in used})
     return pd.DataFrame(rows)
 
 
 def costs_table(record: RunRecord) -> pd.DataFrame:
-    """Unit costs of a step: whose (`assumed before the run`, `read off its log`), step_ms, request_us, token_us."""
-    names = ("step_ms", "request_us", "token_us")
-    rows = [{"whose": "assumed before the run", **{name: record.params[name] for name in names}}]
-    if record.results["unit_costs"]:
-        rows.append({"whose": "read off its log", **record.results["unit_costs"]})
+    """Unit costs of a step: whose (assumed before the run, or from its quiet rounds), step_ms, request_us, token_us."""
+    rows: list[dict[str, Any]] = [{"whose": "assumed before the run", **{name: record.params[name] for name in COSTS}}]
+    if costs := calibrate(record.params, record.prediction["values"], record.results):
+        rows.append({"whose": "from its quiet rounds", **costs})
     return pd.DataFrame(rows)
 
 
@@ -177,7 +175,7 @@ def _predicted(record: RunRecord, name: str, label: str) -> Any:
         return told[COUNTS[name]]
     if name == "peak_running_waiting":
         return f"{told['peak_running']}"
-    ours, factor = TIMES[name]
+    ours, factor = METRICS[name]
     return factor * told[ours]
 
 

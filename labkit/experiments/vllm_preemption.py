@@ -285,9 +285,12 @@ def check(record: RunRecord) -> pd.DataFrame:
 
 def figures(record: RunRecord) -> dict[str, go.Figure]:
     """`kv_curve`, `requests`, `metrics` and `timeline`."""
+    from labkit.analyze.preemption_costs import calibrate
     from labkit.plots import preemption as plots
 
-    return plots.all_figures(record, source=f"{record.hardware_tag}, run {record.run_id}, {record.created_utc[:10]}")
+    return plots.all_figures(
+        record, source=f"{record.hardware_tag}, run {record.run_id}, {record.created_utc[:10]}",
+        costs=calibrate(record.params, record.prediction["values"], record.results))
 
 
 def reported() -> dict[str, dict[str, Any]]:

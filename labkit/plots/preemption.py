@@ -26,8 +26,9 @@ def kv_curves(
     fig = figure(
         "The small cache runs full, and gives back what it must compute again", x="time since the release (s)",
         y="KV cache used (%)", height=440,
-        caption="Points: sampled. Dashed: the model's steps with the unit costs of this run's log, stretched to its "
-        f"time. {source}.", alt="Cache use over time: one curve climbs to a hundred percent and falls back in steps.")
+        caption="Points: sampled. Dashed: the model's steps with unit costs from the quiet rounds, stretched to the "
+        f"round's time. {source}.",
+        alt="Cache use over time: one curve climbs to a hundred percent and falls back in steps.")
     for index, (label, (t_s, usage, *_)) in enumerate(curves.items()):
         inside = [i for i, t in enumerate(t_s) if t >= 0]
         fig.add_trace(go.Scatter(
@@ -114,12 +115,13 @@ def metrics_together(small_over_large: Mapping[str, Mapping[str, float]], *, sou
     return fig
 
 
-def all_figures(record: Any, *, source: str) -> dict[str, go.Figure]:
+def all_figures(record: Any, *, source: str, costs: Mapping[str, float] | None = None) -> dict[str, go.Figure]:
     """`kv_curve`, `requests`, `timeline` and `metrics` of a record, as far as it has what they need.
 
     Args:
         record: a run of the lab.
         source: for the captions.
+        costs: step_ms, request_us and token_us, for the model's time axis; None: every step alike.
     """
     params, results, told = record.params, record.results, record.prediction["values"]
     small, large = (f"{gib} GiB" for gib in params["cache_gib"])
@@ -129,7 +131,7 @@ def all_figures(record: Any, *, source: str) -> dict[str, go.Figure]:
     curves = {label: record.samples[f"curve {label}"]["values"] for label in points
               if f"curve {label}" in record.samples}
     tokens = params["num_requests"] * (params["prompt_tokens"] + params["output_tokens"])
-    model = {label: {**_curve(params, told, label, results["unit_costs"]),
+    model = {label: {**_curve(params, told, label, costs),
                      "wall_s": tokens / results["throughput"][label]["value"]} for label in points}
     found = {"kv_curve": kv_curves(curves, model, source=source), "requests": requests_over_steps(model, source=source)}
     pair = [label for label in points if label.endswith(f" / {max(params['large_concurrency'])}")]
