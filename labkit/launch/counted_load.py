@@ -12,39 +12,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
 from labkit.launch.load_client import Load, LoadClientError, send_load
 from labkit.launch.load_plan import Request
+from labkit.launch.server import Server
 from labkit.launch.supervise import LaunchError
 
 SETTLE_S = 10.0
 """The engine counts a request just after its last byte is sent: a page of that moment may lack it."""
 POLL_S = 0.05
 GUARD = "labkit.launch.guard"
-
-
-class Server(Protocol):
-    """What is needed of a server; `labkit.launch.vllm_server.VllmServer` has it."""
-
-    host: str
-    port: int
-    model: str
-
-    @property
-    def log(self) -> Path:
-        """Its output."""
-        ...
-
-    def scrape(self) -> str:
-        """Text of its metrics page."""
-        ...
-
-    def raise_if_dead(self) -> None:
-        """LaunchError when it runs no more."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,47 +8,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from labkit.launch.load_client import LoadClientError, send_load
 from labkit.launch.load_plan import Request
 from labkit.launch.metrics_sampler import Sample, sampled
 from labkit.launch.release import Release, send_together
+from labkit.launch.server import Server
 from labkit.launch.supervise import LaunchError
 
 SETTLE_S = 8.0
 """How long page and log may lag behind the last answer."""
 POLL_S = 0.1
-
-
-class Server(Protocol):
-    """What is needed of a server; labkit.launch.vllm_server.VllmServer has it."""
-
-    host: str
-    port: int
-    model: str
-
-    @property
-    def log(self) -> Path:
-        """Its output."""
-        ...
-
-    def log_text(self) -> str:
-        """Everything it has said."""
-        ...
-
-    def scrape(self) -> str:
-        """Text of its metrics page."""
-        ...
-
-    def post(self, path: str) -> int:
-        """Status of a POST."""
-        ...
-
-    def raise_if_dead(self) -> None:
-        """LaunchError when it runs no more."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

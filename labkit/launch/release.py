@@ -12,11 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from labkit.launch.load_client import Answer, Load, LoadClientError, send_load
 from labkit.launch.load_plan import Request
+from labkit.launch.server import Server
 from labkit.launch.supervise import LaunchError
 
 SETTLE_S = 0.3
@@ -24,27 +24,6 @@ SETTLE_S = 0.3
 HEADER_TIMEOUT_S = 10.0
 POLL_S = 0.01
 HELD = "held by /pause, released by /resume"
-
-
-class Server(Protocol):
-    """What is needed of a server; labkit.launch.vllm_server.VllmServer has it."""
-
-    host: str
-    port: int
-    model: str
-
-    @property
-    def log(self) -> Path:
-        """Its output."""
-        ...
-
-    def post(self, path: str) -> int:
-        """Status of a POST."""
-        ...
-
-    def raise_if_dead(self) -> None:
-        """LaunchError when it runs no more."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
