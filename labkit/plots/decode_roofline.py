@@ -51,8 +51,8 @@ def against_bytes(points: pd.DataFrame, *, bytes_per_s: float, source: str) -> g
         source: for the caption.
     """
     fig = figure(
-        "A step against its bytes: what lies above the line is no memory traffic", x="bytes of the step (GB, predicted)",
-        y="time between tokens (ms)", log_x=True, log_y=True, height=440,
+        "A step against its bytes: what lies above the line is no memory traffic",
+        x="bytes of the step (GB, predicted)", y="time between tokens (ms)", log_x=True, log_y=True, height=440,
         caption=f"One point a server and batch. Dashed: bytes over {bytes_per_s / 1e9:,.0f} GB/s. {source}.",
         alt="Scatter chart on logarithmic axes: points of all models lie above one line of bytes over bandwidth.",
     )
