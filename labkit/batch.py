@@ -89,7 +89,8 @@ def _run_one(
     import papermill
     from papermill.exceptions import PapermillExecutionError
 
-    parameters = {"mode": "replay" if missing else "live", "preset": preset}
+    # A replay takes the preset of the record it finds.
+    parameters = {"mode": "replay", "preset": "auto"} if missing else {"mode": "live", "preset": preset}
     unknown = parameters.keys() - papermill.inspect_notebook(str(notebook)).keys()
     if unknown:
         raise UsageError(f"{notebook.name}: its parameters cell lacks {', '.join(sorted(unknown))}")

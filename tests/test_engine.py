@@ -158,7 +158,7 @@ def test_a_lab_that_lacks_its_engine_is_told_and_replays(monkeypatch, tmp_path):
     slug = "launch_overhead"
     monkeypatch.setattr(batch, "_missing", lambda slug, preset: "vLLM is not installed: do this")
     (result,) = batch.run_all([slug], preset="smoke", missing=False, quiet=True, log=lambda line: None)
-    assert seen["mode"] == "replay" and result["status"] == "not run here"
+    assert seen == {"mode": "replay", "preset": "auto"} and result["status"] == "not run here"
     assert result["reason"] == "not run here: vLLM is not installed: do this"
     assert "not run here: vLLM is not installed" in batch.text([result])
 
