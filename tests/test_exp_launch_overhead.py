@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from labkit import machine
 from labkit.experiments import launch_overhead as exp
 from labkit.hardware import load_profile
 from labkit.launch.process import LaunchError
@@ -53,7 +54,7 @@ def test_prediction_uses_the_profile_where_there_is_one():
 def fake_gpu_host(monkeypatch, tmp_path, *, fail_in=None):
     """A machine with an H200 whose worker writes made-up lines."""
     here = replace(detect(), gpus=(Gpu(index=0, name="NVIDIA H200"),))
-    monkeypatch.setattr(exp.machine, "detect", lambda: here)
+    monkeypatch.setattr(machine, "detect", lambda: here)
     monkeypatch.setenv("LABKIT_RUNS_DIR", str(tmp_path))
 
     def launch(worker, *, run_dir, **options):
@@ -88,7 +89,7 @@ def test_a_process_that_fails_keeps_what_was_measured(monkeypatch, tmp_path):
 
 
 def test_no_gpu_is_a_usage_error(monkeypatch):
-    monkeypatch.setattr(exp.machine, "detect", lambda: replace(detect(), gpus=()))
+    monkeypatch.setattr(machine, "detect", lambda: replace(detect(), gpus=()))
     with pytest.raises(UsageError, match="no GPU"):
         exp.run(exp.Params(device="cuda"))
 

@@ -155,7 +155,7 @@ def timed(plan, case, collective, size):
 
 
 @pytest.fixture
-def gpu(monkeypatch, tmp_path):
+def gpu(monkeypatch, tmp_path, two_h200):
     """Run with the made machine; returns the record."""
     monkeypatch.setenv("LABKIT_RUNS_DIR", str(tmp_path))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from labkit import machine
 from labkit.analyze import resource_oracles as oracles
 from labkit.analyze import resource_tables as tables
 from labkit.analyze import resource_times as times
@@ -208,7 +209,7 @@ def gpu_host(live, monkeypatch, tmp_path):
     record, compiled = live
     REGISTERS[:] = [record.results["by_target"]["registers"]["sm_90"][f"h256/w{w}"] for w in (1, 2)]
     here = replace(detect(), gpus=(Gpu(index=0, name="NVIDIA H200"),))
-    monkeypatch.setattr(exp.machine, "detect", lambda: here)
+    monkeypatch.setattr(machine, "detect", lambda: here)
     monkeypatch.setenv("LABKIT_RUNS_DIR", str(tmp_path))
     monkeypatch.setattr(exp, "query_metrics", lambda **_: ({"a", "b"}, SimpleNamespace(text="", exitcode=0)))
     options = {"fail": "", "case": CASE, "sweep": sweep_lines}
@@ -337,7 +338,7 @@ def test_presets_and_a_machine_without_gpus(monkeypatch):
         compiled = {analyze.cell_name(c) for c in exp.cells(params) if c["target"] == 70}
         assert claimed <= compiled and len(params.targets) == 6, name
     assert built["gpu1"].num_processes >= 3 and built["gpu1"].rounds >= 20 and built["gpu1"].driver_kernels >= 200
-    monkeypatch.setattr(exp.machine, "detect", lambda: replace(detect(), gpus=()))
+    monkeypatch.setattr(machine, "detect", lambda: replace(detect(), gpus=()))
     with pytest.raises(UsageError, match="no GPU"):
         exp.run(built["gpu1"])
 
