@@ -85,7 +85,7 @@ class Marks:
         return names, {name for name in files if logs is None or f"/{name}\n" in logs}
 
 
-def wait_until(condition, timeout_s=30.0):
+def wait_until(condition, timeout_s=90.0):
     """True as soon as it holds; False when the time is over."""
     end = time.monotonic() + timeout_s
     while not condition():
@@ -147,6 +147,6 @@ def random_kill(seed, run_dir, *, python, model, latest_s, settle_s, servers=2, 
     finally:
         logs = "".join(path.read_text(errors="replace") for path in run_dir.rglob("log.txt"))
         left, files = marks.kill_left(None if alone else logs)
-        told, _ = launcher.communicate(timeout=30)
+        told, _ = launcher.communicate(timeout=120)
     ports = [port for line in told.splitlines()[:1] for port in json.loads(line) if not is_free(port)]
     return what, left, files, ports

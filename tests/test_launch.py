@@ -218,7 +218,7 @@ def test_a_killed_launcher_takes_its_run_along(tmp_path, mark, signum):
     wait_until((tmp_path / "ready").exists)
     assert len(alive(mark["LABKIT_TEST_MARK"])) >= 4
     launcher.send_signal(signum)
-    _, stderr = launcher.communicate(timeout=15)
+    _, stderr = launcher.communicate(timeout=90)
     assert launcher.returncode == -signum
     assert (b"KeyboardInterrupt" in stderr) == (signum == signal.SIGINT)
     wait_until(lambda: not alive(mark["LABKIT_TEST_MARK"]))
