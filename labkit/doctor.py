@@ -24,6 +24,7 @@ from typing import Any
 
 from labkit import experiments, machine
 from labkit.engine.find import Engine, EngineMissing, find_engine
+from labkit.engine.find import missing as engine_missing
 from labkit.machine import Machine
 from labkit.paths import ROOT, runs_root
 from labkit.presets import available_presets
@@ -99,11 +100,8 @@ def missing_for(slug: str, preset: str, *, here: Machine, disk_free_bytes: int |
     version = here.software.get("torch", "")
     if needed and "torch" in packages and "+cpu" in version:
         return f"a GPU build of torch, found {version}"
-    if needs_engine(slug):
-        try:
-            find_engine("cuda" if needed else "cpu")
-        except EngineMissing as error:
-            return f"vLLM: {error}"
+    if needs_engine(slug) and (why := engine_missing("cuda" if needed else "cpu")):
+        return f"vLLM: {why}"
     memory, memory_needed = here.cpu.memory_bytes, MEMORY_NEEDED_BYTES.get(preset, 0)
     if memory is not None and memory < memory_needed:
         return f"{format_bytes(memory_needed)} of memory, found {format_bytes(memory)}"

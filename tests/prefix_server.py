@@ -114,5 +114,5 @@ def install(monkeypatch, exp, *, faults=None, drill=False):
     monkeypatch.setattr(exp, "processes_of", lambda argv: [argv, argv])
     monkeypatch.setattr(exp, "still_running", lambda processes: int("left" in BY_PORT[int(
         processes[0][-1])].faults))
-    monkeypatch.setattr("labkit.launch.counted_load.send_load", lambda plan, *, port, concurrency, **options:
+    monkeypatch.setattr("labkit.launch.server.send_load", lambda plan, *, port, concurrency, **options:
                         BY_PORT[port].answer(plan, concurrency))

@@ -185,7 +185,7 @@ def test_a_slow_client_and_a_dead_server_are_launch_errors(monkeypatch, tmp_path
                              raise_if_dead=lambda: None)
     options = dict(before=page(), num_finished=num_finished, concurrency=1, timeout_s=1.0, max_lag_p99_s=1.0)
     plan = [Request(prompt_ids=(1,), output_tokens=1)]
-    monkeypatch.setattr(counted_load, "send_load", lambda *args, **kwargs: "the load")
+    monkeypatch.setattr("labkit.launch.server.send_load", lambda *args, **kwargs: "the load")
     assert counted_load.send_counted(server, plan, **options).after == page(finished=1)
     pages = iter([page(), page(), page(finished=1)])
     server.scrape = lambda: next(pages)
@@ -197,7 +197,7 @@ def test_a_slow_client_and_a_dead_server_are_launch_errors(monkeypatch, tmp_path
     def slow(*args, **kwargs):
         raise LoadClientError("woke late")
 
-    monkeypatch.setattr(counted_load, "send_load", slow)
+    monkeypatch.setattr("labkit.launch.server.send_load", slow)
     with pytest.raises(LaunchError, match="woke late"):
         counted_load.send_counted(server, plan, **options)
 

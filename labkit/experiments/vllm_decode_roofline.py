@@ -23,13 +23,14 @@ from labkit.analyze.vllm_metrics import pair_summary
 from labkit.analyze.vllm_server_log import first_cause
 from labkit.calc.decoder import DecoderShape
 from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, own_profile, plain_params
-from labkit.engine.find import Engine, EngineMissing, find_engine
+from labkit.engine.find import Engine, find_engine
+from labkit.engine.find import missing as missing  # the batch asks a lab what it lacks
 from labkit.engine.gpu_memory import memory_reader
 from labkit.engine.model_folder import model_config, write_model_folder
 from labkit.engine.model_tensors import count_parameters
 from labkit.hardware import HardwareProfile
-from labkit.launch.load_client import LoadClientError, send_load
 from labkit.launch.load_plan import Request, random_prompt
+from labkit.launch.server import send_to
 from labkit.launch.vllm_server import ServerSettings, VllmServer, vllm_servers
 from labkit.models import load_model
 from labkit.records import RunRecord
@@ -129,15 +130,6 @@ class Params:
 def _require(is_good: bool, name: str, got: Any, expected: str) -> None:
     if not is_good:
         raise ValueError(f"{name}={got!r}: expected {expected}")
-
-
-def missing(device: str) -> str | None:
-    """Why this lab cannot run for a device here, in one line; None if it can."""
-    try:
-        find_engine(device)
-    except EngineMissing as error:
-        return str(error)
-    return None
 
 
 def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[str, Any]:
@@ -242,12 +234,8 @@ def _drive(params: Params, name: str, server: VllmServer, progress: Progress | N
     def send(batch: int, prompt: int, output: int) -> list[Result]:
         plan = [Request(prompt_ids=random_prompt(prompt, seed=next(seeds), vocab_size=vocab), output_tokens=output)
                 for _ in range(batch)]
-        try:
-            load = send_load(plan, host=server.host, port=server.port, model=server.model, concurrency=batch,
-                             timeout_s=params.timeout_s,
-                             max_lag_p99_s=params.max_client_lag_s if params.device == "cuda" else math.inf)
-        except LoadClientError as error:
-            raise ValueError(f"{name}, {batch} prompts of {prompt} tokens: {error}") from None
+        load = send_to(server, plan, concurrency=batch, timeout_s=params.timeout_s,
+                       max_lag_p99_s=params.max_client_lag_s if params.device == "cuda" else math.inf)
         server.raise_if_dead()
         served.client_lag_s = max(served.client_lag_s, load.lag_p99_s)
         return [read_result(answer.pieces, index=answer.index, label=name, sent_s=answer.sent_s,

@@ -24,7 +24,8 @@ from labkit.analyze.vllm_server_log import first_cause
 from labkit.calc.block_pool import MAX_BLOCKS
 from labkit.calc.kv_cache import kv_bytes_per_token
 from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, plain_params
-from labkit.engine.find import Engine, EngineMissing, find_engine
+from labkit.engine.find import Engine, find_engine
+from labkit.engine.find import missing as missing  # the batch asks a lab what it lacks
 from labkit.engine.model_folder import write_model_folder
 from labkit.hardware import HardwareProfile
 from labkit.launch.load_plan import Request, random_prompt
@@ -129,15 +130,6 @@ class Params:
 def _require(is_good: bool, name: str, got: Any, expected: str) -> None:
     if not is_good:
         raise ValueError(f"{name}={got!r}: expected {expected}")
-
-
-def missing(device: str) -> str | None:
-    """Why the engine of a device is not here, in one line; None if it is."""
-    try:
-        find_engine(device)
-    except EngineMissing as error:
-        return str(error)
-    return None
 
 
 def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from labkit.calc.prefix_phases import ROUTINGS, Step, Workload
 from labkit.calc.prefix_prediction import agent_trace_result, prediction, server_scripts
 from labkit.calc.scheduler import SchedulerConfig
 from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, plain_params
-from labkit.engine.find import Engine, EngineMissing, find_engine
+from labkit.engine.find import Engine, find_engine
+from labkit.engine.find import missing as missing  # the batch asks a lab what it lacks
 from labkit.engine.gpu_memory import memory_reader
 from labkit.engine.model_folder import write_model_folder
 from labkit.hardware import HardwareProfile
@@ -130,15 +131,6 @@ class Params:
 def _require(is_good: bool, name: str, got: Any, expected: str) -> None:
     if not is_good:
         raise ValueError(f"{name}={got!r}: expected {expected}")
-
-
-def missing(device: str) -> str | None:
-    """Why this lab cannot run on `device` here; None if it can."""
-    try:
-        find_engine(device)
-    except EngineMissing as error:
-        return str(error)
-    return None
 
 
 def workload(params: Params) -> Workload:

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import psutil
 
-from labkit.launch.load_client import Load, LoadClientError, send_load
+from labkit.launch.load_client import Load
 from labkit.launch.load_plan import Request
-from labkit.launch.server import Server
-from labkit.launch.supervise import LaunchError
+from labkit.launch.server import Server, send_to
 
 SETTLE_S = 10.0
 """The engine counts a request just after its last byte is sent: a page of that moment may lack it."""
@@ -54,11 +53,7 @@ def send_counted(
     Raises: LaunchError when the server died, has no page, or the client was too slow to be believed.
     """
     wanted = num_finished(before) + len(plan)
-    try:
-        load = send_load(plan, host=server.host, port=server.port, model=server.model, concurrency=concurrency,
-                         timeout_s=timeout_s, max_lag_p99_s=max_lag_p99_s)
-    except LoadClientError as error:
-        raise LaunchError(str(error), log_path=server.log, error=str(error)) from None
+    load = send_to(server, plan, concurrency=concurrency, timeout_s=timeout_s, max_lag_p99_s=max_lag_p99_s)
     server.raise_if_dead()
     deadline = time.monotonic() + settle_s
     while num_finished(after := server.scrape()) < wanted and time.monotonic() < deadline:

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.launch.load_client import LoadClientError, send_load
 from labkit.launch.load_plan import Request
 from labkit.launch.metrics_sampler import Sample, sampled
 from labkit.launch.release import Release, send_together
-from labkit.launch.server import Server
+from labkit.launch.server import Server, send_to
 from labkit.launch.supervise import LaunchError
 
 SETTLE_S = 8.0
@@ -69,11 +68,7 @@ def observe(
         if held and concurrency is not None:
             release = send_together(server, plan, concurrency=concurrency, **options)
         else:
-            try:
-                load = send_load(plan, host=server.host, port=server.port, model=server.model,
-                                 concurrency=concurrency, **options)
-            except LoadClientError as error:
-                raise LaunchError(str(error), log_path=server.log, error=str(error)) from None
+            load = send_to(server, plan, concurrency=concurrency, **options)
             release = Release(load=load, released_s=load.started_s, how="each as it came")
     server.raise_if_dead()
     wanted, deadline = num_finished(before) + len(plan), time.monotonic() + settle_s

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.launch.load_client import Answer, Load, LoadClientError, send_load
+from labkit.launch.load_client import Answer, Load
 from labkit.launch.load_plan import Request
-from labkit.launch.server import Server
+from labkit.launch.server import Server, send_to
 from labkit.launch.supervise import LaunchError
 
 SETTLE_S = 0.3
@@ -67,8 +67,8 @@ def send_together(
 
     def work() -> None:
         try:
-            loads.append(send_load(plan, host=server.host, port=server.port, model=server.model,
-                                   concurrency=concurrency, should_stop=should_stop, watch=answers.append, **options))
+            loads.append(send_to(server, plan, concurrency=concurrency, should_stop=should_stop, watch=answers.append,
+                                 **options))
         except BaseException as error:
             failed.append(error)
 
@@ -90,8 +90,6 @@ def send_together(
         raise LaunchError(f"the server does not go on after a pause: /resume answered {status or 'nothing'}",
                           log_path=server.log)
     thread.join()
-    if failed and isinstance(failed[0], LoadClientError):
-        raise LaunchError(str(failed[0]), log_path=server.log, error=str(failed[0])) from None
     if failed:
         raise failed[0]
     return Release(load=loads[0], released_s=released_s, how=how)
