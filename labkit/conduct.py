@@ -66,10 +66,9 @@ def conduct(
     Raises: UsageError if the parameters ask for a GPU and this machine has none; RecordError if the run directory
         exists or cannot be written.
     """
-    plain, here = plain_params(params), machine.detect()
-    if plain.get("device") == "cuda" and not here.num_gpus:
-        raise UsageError(f"{slug}: device='cuda', but this machine has no GPU; on a CPU use --preset smoke or cpu")
-    run_id = run_id or new_run_id(plain, hardware_tag=here.tag)
+    plain = plain_params(params)
+    require_device(slug, plain.get("device", "cpu"))
+    run_id = run_id or new_run_id(plain, hardware_tag=machine.detect().tag)
     run_dir = open_run_dir(slug, run_id, params=plain)
     prediction = {"created_utc": utc_now(), "values": predict()}
     write_json(run_dir / "prediction.json", prediction)
@@ -91,6 +90,12 @@ def conduct(
         failure=failure, artifacts=describe_artifacts(run_dir, _files(run_dir)), notes=outcome.notes)
     publish(record, run_dir)
     return load_record(run_dir)  # as published: without this machine's paths
+
+
+def require_device(slug: str, device: str) -> None:
+    """Raise UsageError when a lab is to run on a GPU (`device` is `cuda`) and this machine has none."""
+    if device == "cuda" and not machine.detect().num_gpus:
+        raise UsageError(f"{slug}: device='cuda', but this machine has no GPU; on a CPU use --preset smoke or cpu")
 
 
 def own_profile(device: str) -> HardwareProfile | None:

@@ -22,7 +22,16 @@ from labkit.analyze.load_results import Result, read_result
 from labkit.analyze.vllm_metrics import pair_summary
 from labkit.analyze.vllm_server_log import first_cause
 from labkit.calc.decoder import DecoderShape
-from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, own_profile, plain_params
+from labkit.conduct import (
+    Outcome,
+    conduct,
+    load_run,
+    newest_records,
+    oracle_table,
+    own_profile,
+    plain_params,
+    require_device,
+)
 from labkit.engine.find import Engine, find_engine
 from labkit.engine.find import missing as missing  # the batch asks a lab what it lacks
 from labkit.engine.gpu_memory import memory_reader
@@ -175,6 +184,7 @@ def run(
 
     Raises: UsageError when this machine lacks the GPU or the engine; RecordError when the run directory cannot be used.
     """
+    require_device(SLUG, params.device)  # before the engine: nobody needs a CUDA build without a GPU
     engine = find_engine(params.device)
     return conduct(
         SLUG, params, preset=preset, run_id=run_id, predict=lambda: predict(params),

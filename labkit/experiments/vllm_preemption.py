@@ -23,7 +23,7 @@ from labkit.analyze.vllm_metrics import gauges_now
 from labkit.analyze.vllm_server_log import first_cause
 from labkit.calc.block_pool import MAX_BLOCKS
 from labkit.calc.kv_cache import kv_bytes_per_token
-from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, plain_params
+from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, plain_params, require_device
 from labkit.engine.find import Engine, find_engine
 from labkit.engine.find import missing as missing  # the batch asks a lab what it lacks
 from labkit.engine.model_folder import write_model_folder
@@ -159,6 +159,7 @@ def run(
 
     Raises: UsageError when this machine lacks engine or GPU; RecordError when the run directory cannot be used.
     """
+    require_device(SLUG, params.device)  # before the engine: nobody needs a CUDA build without a GPU
     engine = find_engine(params.device)
     return conduct(
         SLUG, params, preset=preset, run_id=run_id, predict=lambda: predict(params),

@@ -25,7 +25,7 @@ from labkit.calc.prefix_hits import phase_hits
 from labkit.calc.prefix_phases import ROUTINGS, Step, Workload
 from labkit.calc.prefix_prediction import agent_trace_result, prediction, server_scripts
 from labkit.calc.scheduler import SchedulerConfig
-from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, plain_params
+from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, plain_params, require_device
 from labkit.engine.find import Engine, find_engine
 from labkit.engine.find import missing as missing  # the batch asks a lab what it lacks
 from labkit.engine.gpu_memory import memory_reader
@@ -189,6 +189,7 @@ def run(
     Raises: EngineMissing or UsageError when this machine lacks vLLM or the GPU; RecordError when the run directory
         cannot be used.
     """
+    require_device(SLUG, params.device)  # before the engine: nobody needs a CUDA build without a GPU
     engine = find_engine(params.device)
     return conduct(
         SLUG, params, preset=preset, run_id=run_id, predict=lambda: predict(params),
