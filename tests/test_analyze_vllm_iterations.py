@@ -9,6 +9,7 @@ import pytest
 from labkit.analyze.vllm_iterations import (
     Iteration,
     arrival_steps,
+    find_lone_prompt,
     num_lost,
     parse_iterations,
     recomputed_tokens,
@@ -46,6 +47,19 @@ def test_both_forms_of_the_line():
     assert (new.context_requests, new.context_tokens, new.generation_requests, new.generation_tokens) == (2, 2046, 2, 2)
     assert (new.elapsed_ms, new.usage_pct) == (401.3, 23.4)
     assert parse_iterations("") == [] and num_lost([]) == 0
+
+
+def test_the_marker_is_a_lone_prompt_behind_the_tokens_that_were_needed():
+    line = NEW.replace("2 context requests, 2046 context tokens, 2 generation requests, 2 generation tokens",
+                       "1 context requests, 3 context tokens, 0 generation requests, 0 generation tokens")
+    text = NEW + NEW
+    assert find_lone_prompt(text, num_tokens=3, after_tokens=0) == -1
+    at = find_lone_prompt(line + text + line, num_tokens=3, after_tokens=4096)
+    assert (line + text + line)[at:].startswith("Iteration(") and at > len(line + text)
+    assert find_lone_prompt(line + text, num_tokens=3, after_tokens=4096) == -1, "an early step of the load itself"
+    for other in (line.replace("3 context tokens", "4 context tokens"), line.replace("0 gen", "1 gen"),
+                  line.replace("401.30 ms", "401.30 ms (dummy)")):
+        assert find_lone_prompt(text + other, num_tokens=3, after_tokens=0) == -1
 
 
 def test_a_missing_step_is_counted():

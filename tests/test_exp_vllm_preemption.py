@@ -8,13 +8,14 @@ import pytest
 
 from labkit import claims, conduct
 from labkit.analyze import preemption as analyze
+from labkit.calc.scheduler import Step
 from labkit.engine.find import Engine, EngineMissing
 from labkit.experiments import vllm_preemption as exp
 from labkit.launch.process import LaunchError
 from labkit.machine import Gpu, detect
 from labkit.presets import build_params
 from labkit.records import RecordError, check_run
-from tests.preemption_engine import StandIn
+from tests.preemption_engine import StandIn, log_line
 from tests.test_analyze_preemption import SMALL
 
 PARAMS = exp.Params(**SMALL)
@@ -33,12 +34,17 @@ def engine(monkeypatch, tmp_path):
             folder.mkdir()
         yield [StandIn(one, folder) for one, folder in zip(settings, run_dirs)]
 
-    def observe(server, plan, *, concurrency, held, on_sample, should_stop, is_whole, num_finished, read_sample, **_):
+    def observe(server, plan, *, concurrency, held, on_sample, should_stop, marker, find_marker, num_finished,
+                read_sample, **_):
         state["rounds"] += 1
         if state["rounds"] == state["die_at"]:
             raise LaunchError("vLLM server start0-1gib died: planted", log_path=server.log)
         seen = server.observe(plan, concurrency=concurrency, held=held)
-        assert is_whole(seen.log_text) and not is_whole(seen.log_text[: len(seen.log_text) // 2])
+        step = Step(context_requests=1, context_tokens=len(marker.prompt_ids), generation_requests=0,
+                    generation_tokens=0, running=0, waiting=0, usage=0.0)
+        line = log_line(10**6, step)
+        assert marker.output_tokens == 1 and find_marker(seen.log_text) == -1 == find_marker(line)
+        assert seen.log_text.endswith("\n") and find_marker(seen.log_text + line) > len(seen.log_text)
         assert num_finished(seen.after) - num_finished(seen.before) == len(plan)
         assert read_sample(seen.after)["preemptions"] >= 0
         if on_sample:

@@ -1,5 +1,6 @@
 """Requests held and released together, against a small server that holds its answers while it is paused."""
 
+import json
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +24,7 @@ class Held:
     def __init__(self, tmp_path, lacks=()):
         self.lacks, self.log, self.seen = lacks, tmp_path / "log.txt", []
         self.go, self.finished, self.is_dead = threading.Event(), 0, False
+        self.lines, self.num_lines = [], 0
         self.go.set()
         self.lock = threading.Lock()
         owner = self
@@ -32,7 +34,7 @@ class Held:
                 pass
 
             def do_POST(self):
-                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 if self.path.startswith(("/pause", "/resume")):
                     return self.control(self.path)
                 with owner.lock:
@@ -50,6 +52,7 @@ class Held:
                 self.wfile.write(TOKEN + END)
                 with owner.lock:
                     owner.finished += 1
+                    owner.lines.append("marker\n" if json.loads(body)["prompt"] == [9] else "line\n")
 
             def control(self, path):
                 name = "pause" if path.startswith("/pause") else "resume"
@@ -79,7 +82,9 @@ class Held:
         return f"{self.finished}"
 
     def log_text(self):
-        return "line\n" * self.finished
+        """The log lags: it grows by one line a look."""
+        self.num_lines = min(self.num_lines + 1, len(self.lines))
+        return "".join(self.lines[: self.num_lines])
 
 
 @pytest.fixture
@@ -151,7 +156,8 @@ def test_the_wish_to_stop_ends_the_wait_and_still_resumes(make):
 
 def watch(server, plan, **changes):
     options = {"concurrency": 3, "held": True, "read_sample": lambda text: {"finished": int(text)},
-               "num_finished": int, "is_whole": lambda text: text.count("line") >= len(plan), "period_s": 0.05,
+               "num_finished": int, "marker": Request(prompt_ids=(9,), output_tokens=1), "period_s": 0.05,
+               "find_marker": lambda text: text.find("marker"),
                "timeout_s": 20, "max_lag_p99_s": 9.0, **changes}
     return observe(server, plan, **options)
 
@@ -160,8 +166,8 @@ def test_a_load_is_seen_from_all_sides(make):
     server, heard = make(), []
     first = watch(server, PLAN, on_sample=heard.append)
     second = watch(server, PLAN[:2], held=False, concurrency=2)
-    assert (first.before, first.after, second.before, second.after) == ("0", "6", "6", "8")
-    assert first.log_text.count("line") == 6 and second.log_text.count("line") == 2, "each its own piece of log"
+    assert (first.before, first.after, second.before, second.after) == ("0", "6", "7", "9"), "markers are not counted"
+    assert (first.log_text, second.log_text) == ("line\n" * 6, "line\n" * 2), "each its own piece of a log that lags"
     assert first.samples and heard and {"t_s", "finished"} <= first.samples[0].keys()
     assert second.release.how == "each as it came" and second.release.released_s == second.release.load.started_s
 
@@ -169,6 +175,8 @@ def test_a_load_is_seen_from_all_sides(make):
 def test_a_page_that_never_counts_is_taken_in_the_end(make):
     seen = watch(make(), PLAN[:2], num_finished=lambda text: 0, settle_s=0.3, concurrency=2)
     assert seen.after == "2"
+    seen = watch(make(), PLAN[:2], find_marker=lambda text: -1, settle_s=0.9, concurrency=2)
+    assert seen.log_text.endswith("marker\n"), "a log without the marker's step is taken as it is"
 
 
 def test_a_dead_server_and_the_wish_to_stop_are_failures(make):

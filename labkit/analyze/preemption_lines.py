@@ -14,11 +14,13 @@ from statistics import median
 from typing import Any
 
 from labkit.analyze.load_results import read_result
-from labkit.analyze.vllm_iterations import Iteration, num_lost, parse_iterations
+from labkit.analyze.vllm_iterations import Iteration, find_lone_prompt, num_lost, parse_iterations
 from labkit.analyze.vllm_metrics import page_summary, pair_summary
 from labkit.analyze.vllm_server_log import parse_server_log
 
 LINES = "rounds.jsonl"
+MARKER_TOKENS = 3
+"""Prompt of the request that marks the end of a load in the log."""
 _COUNTS = ("preemptions", "prompt_tokens", "generation_tokens", "requests_finished", "prompt_tokens_by_source")
 _STEP = ("index", "context_requests", "context_tokens", "generation_requests", "generation_tokens", "elapsed_ms",
          "usage_pct")
@@ -30,21 +32,20 @@ def num_finished(page: str) -> int:
     return -1 if found is None else int(found)
 
 
-def is_whole(*, num_requests: int, prompt_tokens: int, output_tokens: int) -> Callable[[str], bool]:
-    """A test whether a piece of log has all steps of a load: as many tokens as it needs, at least.
+def marker_finder(*, num_requests: int, prompt_tokens: int, output_tokens: int) -> Callable[[str], int]:
+    """A function that finds the step of the marker, a request of MARKER_TOKENS for one token, behind a load's steps.
 
     Args:
         num_requests: of the load.
         prompt_tokens: of each.
         output_tokens: of each.
+
+    Returns: piece of log -> where that line begins; -1 when it is not there. Tokens tell it from a step of the load:
+        those that every request needs stand before it. They do not tell where the load ends, since a preempted request
+        computes more.
     """
     needed = num_requests * (prompt_tokens + output_tokens - 1)
-
-    def test(text: str) -> bool:
-        steps = parse_iterations(text)
-        return sum(step.context_tokens + step.generation_tokens for step in steps) >= needed
-
-    return test
+    return lambda text: find_lone_prompt(text, num_tokens=MARKER_TOKENS, after_tokens=needed)
 
 
 def round_line(

@@ -54,6 +54,25 @@ def parse_iterations(text: str) -> list[Iteration]:
     return found
 
 
+def find_lone_prompt(text: str, *, num_tokens: int, after_tokens: int) -> int:
+    """Where the line of a step begins that computed one prompt of `num_tokens` and nothing else.
+
+    Args:
+        text: of a log.
+        num_tokens: of the prompt.
+        after_tokens: that steps before it computed, at least.
+
+    Returns: offset of the first such line's match, -1 without one.
+    """
+    computed = 0
+    for match in _LINE.finditer(text):
+        found = tuple(int(match[name]) for name in TOKENS)
+        if computed >= after_tokens and found == (1, num_tokens, 0, 0) and not match["dummy"]:
+            return match.start()
+        computed += found[1] + found[3]
+    return -1
+
+
 def num_lost(steps: Sequence[Iteration]) -> int:
     """Steps missing between the first and the last: gaps of their numbers, which rise by one."""
     return steps[-1].index - steps[0].index + 1 - len(steps) if steps else 0

@@ -225,10 +225,11 @@ def _round(params: Params, server: VllmServer, about: dict[str, Any], ask: _Run)
         prompt_ids=random_prompt(params.prompt_tokens, seed=seed + number, vocab_size=spec.vocab_size),
         output_tokens=about["output_tokens"], at_s=about["gap_ms"] / 1e3 * number if about["gap_ms"] else None)
         for number in range(about["num_requests"])]
+    marker = Request(prompt_ids=tuple(range(10, 10 + reader.MARKER_TOKENS)), output_tokens=1)
     on_sample = ask.on_sample
     seen = observe(
         server, requests, concurrency=about["concurrency"], held=about["purpose"] != "stagger",
-        read_sample=gauges_now, num_finished=reader.num_finished, is_whole=reader.is_whole(
+        read_sample=gauges_now, num_finished=reader.num_finished, marker=marker, find_marker=reader.marker_finder(
             num_requests=len(requests), prompt_tokens=params.prompt_tokens, output_tokens=about["output_tokens"]),
         period_s=params.period_s, timeout_s=params.timeout_s, max_lag_p99_s=params.max_client_lag_s,
         on_sample=on_sample and (lambda sample: on_sample({**sample, "round": about["label"]})),

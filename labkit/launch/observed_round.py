@@ -1,6 +1,8 @@
 """One load on one server, seen from all sides: the client's stamps, two pages of metrics, samples in between, the log.
 
-This layer reads no formats: the caller says how many requests a page has counted, and when a piece of log is whole.
+A log comes late, by nobody knows how much: after the load one small request more is sent, the marker, and what stands
+before the line of its step is the load's, whole. This layer reads no formats: the caller says how many requests a page
+has counted, and where the marker's line begins.
 """
 
 from __future__ import annotations
@@ -36,9 +38,10 @@ class Observed:
 
 def observe(
     server: Server, plan: Sequence[Request], *, concurrency: int | None, held: bool,
-    read_sample: Callable[[str], Sample], num_finished: Callable[[str], int], is_whole: Callable[[str], bool],
-    period_s: float, timeout_s: float, max_lag_p99_s: float, on_sample: Callable[[Sample], None] | None = None,
-    should_stop: Callable[[], bool] | None = None, settle_s: float = SETTLE_S,
+    read_sample: Callable[[str], Sample], num_finished: Callable[[str], int], marker: Request,
+    find_marker: Callable[[str], int], period_s: float, timeout_s: float, max_lag_p99_s: float,
+    on_sample: Callable[[Sample], None] | None = None, should_stop: Callable[[], bool] | None = None,
+    settle_s: float = SETTLE_S,
 ) -> Observed:
     """Send a plan and look on.
 
@@ -49,13 +52,14 @@ def observe(
         held: the first `concurrency` requests are released together; else each goes as it comes.
         read_sample: page of metrics -> values of a sample.
         num_finished: page of metrics -> requests that have ended since the server's start.
-        is_whole: piece of log -> whether it has all that the load must leave in it.
+        marker: request that is sent after the load; no page that is returned counts it.
+        find_marker: piece of log -> where the line of the marker's step begins, -1 when it is not there.
         period_s: of the samples, seconds.
         timeout_s: of one request, seconds.
         max_lag_p99_s: of the client's own loop, seconds.
         on_sample: called with each sample as it comes.
         should_stop: asked often; True ends the load.
-        settle_s: how long page and log may lag behind, seconds; then they are taken as they are.
+        settle_s: how long page and log may each lag behind, seconds; then they are taken as they are.
 
     Raises: ValueError for `held` without a concurrency; LaunchError when the server died, has no page, or the client
         was too slow to be believed.
@@ -72,10 +76,19 @@ def observe(
             release = Release(load=load, released_s=load.started_s, how="each as it came")
     server.raise_if_dead()
     wanted, deadline = num_finished(before) + len(plan), time.monotonic() + settle_s
-    while True:
-        after, told = server.scrape(), server.log_text()[said:]
-        if (num_finished(after) >= wanted and is_whole(told)) or time.monotonic() >= deadline:
-            return Observed(release=release, before=before, after=after, samples=samples, log_text=told)
-        if should_stop and should_stop():
-            raise LaunchError("stopped by the user", log_path=server.log)
-        time.sleep(POLL_S)
+    while num_finished(after := server.scrape()) < wanted and time.monotonic() < deadline:
+        _pause(server, should_stop)
+    send_to(server, [marker], concurrency=1, timeout_s=timeout_s, max_lag_p99_s=max_lag_p99_s)
+    deadline = time.monotonic() + settle_s
+    # The next load's first page must count the marker already.
+    while ((end := find_marker(told := server.log_text()[said:])) < 0 or num_finished(server.scrape()) <= wanted) \
+            and time.monotonic() < deadline:
+        _pause(server, should_stop)
+    return Observed(release=release, before=before, after=after, samples=samples,
+                    log_text=told[:end] if end >= 0 else told)
+
+
+def _pause(server: Server, should_stop: Callable[[], bool] | None) -> None:
+    if should_stop and should_stop():
+        raise LaunchError("stopped by the user", log_path=server.log)
+    time.sleep(POLL_S)

@@ -3,6 +3,7 @@
 RUNS, STEPS = "labkit/calc/scheduler_runs.py", "labkit/analyze/vllm_iterations.py"
 LINES, RESULTS = "labkit/analyze/preemption_lines.py", "labkit/analyze/preemption.py"
 ORACLES, RELEASE = "labkit/analyze/preemption_oracles.py", "labkit/launch/release.py"
+ROUND = "labkit/launch/observed_round.py"
 PLAN, TELL = "labkit/calc/capacity_plan.py", "labkit/calc/preemption_prediction.py"
 T_STEPS, T_LAB = "tests/test_analyze_vllm_iterations.py", "tests/test_analyze_preemption.py"
 T_PLAN, T_TELL = "tests/test_calc_capacity_plan.py", "tests/test_calc_preemption_prediction.py"
@@ -75,6 +76,10 @@ MUTANTS = [
     plant("a_past_computed_again_is_free", TELL,
           "(step.context_tokens + step.generation_tokens - step.generation_requests)", "step.context_tokens",
           f"{T_TELL}::test_a_step_that_computes_a_past_again_pays_for_it"),
+    plant("a_log_is_taken_before_the_marker_is_in_it", ROUND, "find_marker(told := server.log_text()[said:])) < 0 or",
+          "find_marker(told := server.log_text()[said:])) < -1 or", f"{T_RELEASE}::test_a_load_is_seen_from_all_sides"),
+    plant("the_marker_may_stand_anywhere", STEPS, "if computed >= after_tokens and found", "if found",
+          f"{T_STEPS}::test_the_marker_is_a_lone_prompt_behind_the_tokens_that_were_needed"),
     plant("tpot_counts_the_first_token", TELL, "(b - a) / (output_tokens - 1)", "(b - a) / output_tokens",
           f"{T_TELL}::test_times_by_hand"),
 ]
