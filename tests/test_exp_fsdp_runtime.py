@@ -1,6 +1,7 @@
 """The FSDP lab on two real ranks with a tiny model, and what the slice does when a run goes wrong."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -89,7 +90,8 @@ def test_the_record_is_whole_and_small(lab):
     assert (run_dir / "prediction.json").stat().st_mtime_ns < (run_dir / "p0" / "params.json").stat().st_mtime_ns
     assert (run_dir / "timeline.json").stat().st_size < 100_000 and (run_dir / "record.json").stat().st_size < 100_000
     assert lines[0] == "process 1/1: 2 ranks on cpu, building the model"
-    assert lines[-1] == "leaving early: exit code 1, peer gone"
+    # The peer's operation raises (exit code 1), or a thread of gloo meets the closed socket first and aborts (-6).
+    assert re.fullmatch(r"leaving early: exit code (1|-6), peer gone", lines[-1])
 
 
 def test_table_figures_and_comparison(lab):
