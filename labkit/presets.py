@@ -19,6 +19,17 @@ class UsageError(ValueError):
     """Something a user can get wrong: one clear line, exit code 2."""
 
 
+def require(is_good: bool, name: str, got: Any, expected: str) -> None:
+    """Raise ValueError naming an argument, the value it got and what was expected, unless it is good.
+
+    >>> require(False, "rounds", 0, "at least 1")
+    Traceback (most recent call last):
+    ValueError: rounds=0: expected at least 1
+    """
+    if not is_good:
+        raise ValueError(f"{name}={got!r}: expected {expected}")
+
+
 def unknown_name(kind: str, got: str, known: list[str]) -> UsageError:
     """An error naming the unknown thing, the closest known one and all choices."""
     close = difflib.get_close_matches(got, known, n=1, cutoff=0.5)

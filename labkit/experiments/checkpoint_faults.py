@@ -5,7 +5,6 @@ Example: `python -m labkit run checkpoint_faults --preset cpu`.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +18,9 @@ from labkit.hardware import HardwareProfile
 from labkit.launch.guard import SHM_PREFIXES, shm_files
 from labkit.launch.process import LOG_NAME, LaunchError, launch_worker
 from labkit.launch.torchrun import launch_torchrun
-from labkit.records import RunRecord, write_json
+from labkit.launch.worker_dir import relay, worker_dir
+from labkit.presets import require
+from labkit.records import RunRecord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,39 +103,34 @@ class Params:
         """Refuse what could not run, naming the argument."""
         for name in ("hidden", "inner", "batch", "num_processes", "num_elements", "fault_world_size", "exit_step",
                      "straggler_step", "exitcode"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("num_cost_rounds", "cost_budget_s", "num_faults", "straggler_sleep_s", "seed", "skipping_rank",
                      "kill_straggler_timeout_s"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
-        _require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
+            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
         worlds = self.world_sizes
         # Powers of two: DDP's division by the world size is then exact, as the predicted order of sums assumes.
-        _require(set(worlds) <= {2, 4, 8, 16} and len(set(worlds)) == len(worlds), "world_sizes", worlds,
-                 "different ones of 2, 4, 8 and 16")
-        _require(set(list(CONTROLS)[:5]) <= set(self.controls) <= set(CONTROLS), "controls", self.controls,
-                 f"the report's five, and any of {', '.join(list(CONTROLS)[5:])}")
-        _require(0 <= self.dropout < 1, "dropout", self.dropout, "0 or more, below 1")
-        _require(self.save_step >= 2, "save_step", self.save_step, "at least 2: buckets are rebuilt by then")
-        _require(self.num_steps > self.save_step, "num_steps", self.num_steps, f"above save_step={self.save_step}")
-        _require(self.num_kills >= -1, "num_kills", self.num_kills, "-1 (all) or more")
-        _require(self.kill_world_size == 0 or self.kill_world_size >= 2, "kill_world_size", self.kill_world_size,
-                 "0 or at least 2")
+        require(set(worlds) <= {2, 4, 8, 16} and len(set(worlds)) == len(worlds), "world_sizes", worlds,
+                "different ones of 2, 4, 8 and 16")
+        require(set(list(CONTROLS)[:5]) <= set(self.controls) <= set(CONTROLS), "controls", self.controls,
+                f"the report's five, and any of {', '.join(list(CONTROLS)[5:])}")
+        require(0 <= self.dropout < 1, "dropout", self.dropout, "0 or more, below 1")
+        require(self.save_step >= 2, "save_step", self.save_step, "at least 2: buckets are rebuilt by then")
+        require(self.num_steps > self.save_step, "num_steps", self.num_steps, f"above save_step={self.save_step}")
+        require(self.num_kills >= -1, "num_kills", self.num_kills, "-1 (all) or more")
+        require(self.kill_world_size == 0 or self.kill_world_size >= 2, "kill_world_size", self.kill_world_size,
+                "0 or at least 2")
         known = type(self).__dataclass_fields__["cost_saves"].default
-        _require("bare" in self.cost_saves and set(self.cost_saves) <= set(known), "cost_saves", self.cost_saves,
-                 f"bare, and any of {', '.join(known[1:])}")
-        _require(bool(self.cost_sizes_mb) and min(self.cost_sizes_mb) > 0, "cost_sizes_mb", self.cost_sizes_mb,
-                 "sizes above 0")
-        _require(0 <= self.fault_rank < self.fault_world_size, "fault_rank", self.fault_rank,
-                 f"below fault_world_size={self.fault_world_size}")
-        _require(self.group_timeout_s > 0, "group_timeout_s", self.group_timeout_s, "above 0")
-        _require(self.straggler_sleep_s == 0 or self.straggler_sleep_s > self.group_timeout_s, "straggler_sleep_s",
-                 self.straggler_sleep_s, f"0, or above group_timeout_s={self.group_timeout_s}")
-        _require(self.timeout_s > 0, "timeout_s", self.timeout_s, "above 0")
-
-
-def _require(is_good: bool, name: str, got: Any, expected: str) -> None:
-    if not is_good:
-        raise ValueError(f"{name}={got!r}: expected {expected}")
+        require("bare" in self.cost_saves and set(self.cost_saves) <= set(known), "cost_saves", self.cost_saves,
+                f"bare, and any of {', '.join(known[1:])}")
+        require(bool(self.cost_sizes_mb) and min(self.cost_sizes_mb) > 0, "cost_sizes_mb", self.cost_sizes_mb,
+                "sizes above 0")
+        require(0 <= self.fault_rank < self.fault_world_size, "fault_rank", self.fault_rank,
+                f"below fault_world_size={self.fault_world_size}")
+        require(self.group_timeout_s > 0, "group_timeout_s", self.group_timeout_s, "above 0")
+        require(self.straggler_sleep_s == 0 or self.straggler_sleep_s > self.group_timeout_s, "straggler_sleep_s",
+                self.straggler_sleep_s, f"0, or above group_timeout_s={self.group_timeout_s}")
+        require(self.timeout_s > 0, "timeout_s", self.timeout_s, "above 0")
 
 
 def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[str, Any]:
@@ -174,8 +170,8 @@ def _measure(params: Params, run_dir: Path, predicted: Mapping[str, Any], outcom
     before, children = set(shm_files()), list[str]()
 
     def single(name: str, worker: str, values: dict[str, Any]) -> list[dict[str, Any]]:
-        folder = _folder(run_dir / name, values)
-        result = launch_worker(worker, run_dir=folder, timeout_s=params.timeout_s, progress=_relay(name, progress))
+        folder = worker_dir(run_dir / name, values)
+        result = launch_worker(worker, run_dir=folder, timeout_s=params.timeout_s, progress=relay(progress, name))
         outcome.argv.append(result.argv)
         children.extend(result.ended)
         return read_ranks(folder)
@@ -220,7 +216,7 @@ def _measure_resume(params: Params, run_dir: Path, predicted: Mapping[str, Any],
     for name, world, is_resumed in launches:
         is_order_known = params.device == "cpu" or world == 2
         is_timed = world == main
-        folder = _folder(run_dir / name, {
+        folder = worker_dir(run_dir / name, {
             **plain_params(params), "controls": controls if is_resumed else [],
             "is_dcp_tried": name == f"w{main}",
             "num_cost_rounds": params.num_cost_rounds if is_timed else 0,
@@ -229,7 +225,7 @@ def _measure_resume(params: Params, run_dir: Path, predicted: Mapping[str, Any],
             if is_order_known and is_resumed else {}})
         result = launch_torchrun(
             "checkpoint_resume", run_dir=folder, num_procs=world, timeout_s=params.timeout_s,
-            env=GPU_ENV if params.device == "cuda" else None, progress=_relay(name, progress))
+            env=GPU_ENV if params.device == "cuda" else None, progress=relay(progress, name))
         outcome.argv.append(result.argv)
         children.extend(result.ended)
         rows = read_ranks(folder)
@@ -290,7 +286,7 @@ def _broken(params: Params, folder: Path, fault: str, progress: Callable[[str], 
     is_exit = fault == "exit"
     # Long for the exit: whoever notices it must not have waited for this.
     timeout_s = max(60.0, params.group_timeout_s) if is_exit else params.group_timeout_s
-    _folder(folder, {
+    worker_dir(folder, {
         "device": params.device, "num_elements": params.num_elements, "num_steps": params.straggler_step + 1,
         "fault": fault, "fault_rank": params.fault_rank, "exitcode": params.exitcode,
         "fault_step": params.exit_step if is_exit else params.straggler_step,
@@ -309,19 +305,6 @@ def _broken(params: Params, folder: Path, fault: str, progress: Callable[[str], 
         world_size=params.fault_world_size, wall_s=time.perf_counter() - started, timeout_s=timeout_s,
         rank=failure.rank if failure else None, exitcode=failure.exitcode if failure else None,
         had_to_be_ended=failure is not None and failure.timed_out)
-
-
-def _folder(folder: Path, values: dict[str, Any]) -> Path:
-    folder.mkdir()
-    write_json(folder / "params.json", values)
-    return folder
-
-
-def _relay(name: str, progress: Callable[[str], None] | None) -> Callable[[str], None]:
-    def pass_on(line: str) -> None:
-        if progress is not None and (found := re.search(r"progress: (.*)", line)):
-            progress(f"{name}: {found.group(1)}")
-    return pass_on
 
 
 def load(run_id: str, *, expect: Params | None = None) -> RunRecord:

@@ -6,7 +6,6 @@ Example: `python -m labkit run ddp_buckets --preset cpu`.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,8 +15,10 @@ from labkit.calc.ddp_prediction import VARIANTS, ddp_prediction, train_flop_per_
 from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, own_profile
 from labkit.hardware import HardwareProfile
 from labkit.launch.torchrun import launch_torchrun
+from labkit.launch.worker_dir import relay, worker_dir
 from labkit.paths import RECORDS, runs_root
-from labkit.records import RunRecord, write_atomic, write_json
+from labkit.presets import require
+from labkit.records import RunRecord, write_atomic
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,27 +94,22 @@ class Params:
         """Refuse what could not run, naming the argument."""
         for name in ("world_size", "num_layers", "hidden", "num_heads", "vocab_size", "num_positions", "seq_tokens",
                      "microbatch", "samples_per_rank", "num_processes"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("num_warmup_steps", "num_timed_steps", "num_accum_timed_steps", "num_straggler_steps",
                      "straggler_sleep_ms", "num_equivalence_steps", "seed"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
-        _require(self.timeout_s > 0, "timeout_s", self.timeout_s, "above 0")
+            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        require(self.timeout_s > 0, "timeout_s", self.timeout_s, "above 0")
         for name, choices in (("device", ("cpu", "cuda")), ("precision", ("fp32", "fp16")),
                               ("optimizer", ("adamw", "none"))):
-            _require(getattr(self, name) in choices, name, getattr(self, name), " or ".join(choices))
+            require(getattr(self, name) in choices, name, getattr(self, name), " or ".join(choices))
         caps = self.bucket_caps_mib
-        _require(bool(caps) and all(cap > 0 for cap in caps) and len(set(caps)) == len(caps), "bucket_caps_mib", caps,
-                 "different caps above 0")
-        _require(self.accum_cap_mib in caps, "accum_cap_mib", self.accum_cap_mib, f"one of bucket_caps_mib {caps}")
-        _require(self.hidden % self.num_heads == 0, "num_heads", self.num_heads, f"a divisor of hidden={self.hidden}")
-        _require(self.seq_tokens <= self.num_positions, "seq_tokens", self.seq_tokens,
-                 f"at most num_positions={self.num_positions}")
-        _require(self.precision == "fp32" or self.device == "cuda", "precision", self.precision, "fp32 on a CPU")
-
-
-def _require(is_good: bool, name: str, got: Any, expected: str) -> None:
-    if not is_good:
-        raise ValueError(f"{name}={got!r}: expected {expected}")
+        require(bool(caps) and all(cap > 0 for cap in caps) and len(set(caps)) == len(caps), "bucket_caps_mib", caps,
+                "different caps above 0")
+        require(self.accum_cap_mib in caps, "accum_cap_mib", self.accum_cap_mib, f"one of bucket_caps_mib {caps}")
+        require(self.hidden % self.num_heads == 0, "num_heads", self.num_heads, f"a divisor of hidden={self.hidden}")
+        require(self.seq_tokens <= self.num_positions, "seq_tokens", self.seq_tokens,
+                f"at most num_positions={self.num_positions}")
+        require(self.precision == "fp32" or self.device == "cuda", "precision", self.precision, "fp32 on a CPU")
 
 
 def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[str, Any]:
@@ -190,17 +186,13 @@ def _measure(params: Params, run_dir: Path, predicted: dict[str, Any], outcome: 
 def _launch(params: Params, folder: Path, *, index: int, progress: Callable[[str], None] | None) -> list[str]:
     """One fresh launch of the worker; its caps are rotated so that no cap is always the first."""
     caps = list(params.bucket_caps_mib)
-    folder.mkdir()
-    write_json(folder / "params.json", {
+    worker_dir(folder, {
         **json.loads(json.dumps(asdict(params))), "is_checked": index == 0,
         "bucket_order_mib": caps[index % len(caps):] + caps[: index % len(caps)]})
 
-    def pass_on(line: str) -> None:
-        if progress is not None and (found := re.search(r"progress: (.*)", line)):
-            progress(f"process {index + 1}/{params.num_processes}: {found.group(1)}")
-
     return launch_torchrun("ddp_steps", run_dir=folder, num_procs=params.world_size, timeout_s=params.timeout_s,
-                           env=CPU_ENV if params.device == "cpu" else GPU_ENV, progress=pass_on).argv
+                           env=CPU_ENV if params.device == "cpu" else GPU_ENV,
+                           progress=relay(progress, f"process {index + 1}/{params.num_processes}")).argv
 
 
 def _evaluate(params: Params, processes: list[Any], predicted: dict[str, Any], run_dir: Path,

@@ -6,7 +6,6 @@ Example: `python -m labkit run fsdp_runtime --preset cpu`.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -20,8 +19,10 @@ from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_ta
 from labkit.hardware import HardwareProfile
 from labkit.launch.process import LaunchError
 from labkit.launch.torchrun import launch_torchrun
+from labkit.launch.worker_dir import relay, worker_dir
 from labkit.paths import RECORDS, runs_root
-from labkit.records import RunRecord, write_atomic, write_json
+from labkit.presets import require
+from labkit.records import RunRecord, write_atomic
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,28 +98,23 @@ class Params:
         """Refuse what could not run, naming the argument."""
         for name in ("num_layers", "hidden", "num_heads", "vocab_size", "num_positions", "seq_tokens", "microbatch",
                      "num_check_steps", "num_processes", "num_profiled_processes", "num_timed_steps", "exit_elements"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        _require(self.world_size >= 2, "world_size", self.world_size, "at least 2: one rank has nothing to shard")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        require(self.world_size >= 2, "world_size", self.world_size, "at least 2: one rank has nothing to shard")
         for name in ("num_warmup_steps", "seed"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         for name in ("timeout_s", "group_timeout_s", "learning_rate"):
-            _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
+            require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
         for name, choices in (("device", ("cpu", "cuda")), ("precision", ("fp32", "fp16"))):
-            _require(getattr(self, name) in choices, name, getattr(self, name), " or ".join(choices))
-        _require(len(set(self.cases)) == len(self.cases) > 0, "cases", self.cases, "one or more different cases")
+            require(getattr(self, name) in choices, name, getattr(self, name), " or ".join(choices))
+        require(len(set(self.cases)) == len(self.cases) > 0, "cases", self.cases, "one or more different cases")
         for case in self.cases:
             plan = fsdp_case(name=case)
-            _require(plan["api"] == "fsdp2" or self.device == "cuda", "cases", case, "fsdp2 cases on a CPU")
-        _require(set(self.exits) <= set(EXITS), "exits", self.exits, f"some of {', '.join(EXITS)}")
-        _require(self.hidden % self.num_heads == 0, "num_heads", self.num_heads, f"a divisor of hidden={self.hidden}")
-        _require(self.seq_tokens <= self.num_positions, "seq_tokens", self.seq_tokens,
-                 f"at most num_positions={self.num_positions}")
-        _require(self.precision == "fp32" or self.device == "cuda", "precision", self.precision, "fp32 on a CPU")
-
-
-def _require(is_good: bool, name: str, got: Any, expected: str) -> None:
-    if not is_good:
-        raise ValueError(f"{name}={got!r}: expected {expected}")
+            require(plan["api"] == "fsdp2" or self.device == "cuda", "cases", case, "fsdp2 cases on a CPU")
+        require(set(self.exits) <= set(EXITS), "exits", self.exits, f"some of {', '.join(EXITS)}")
+        require(self.hidden % self.num_heads == 0, "num_heads", self.num_heads, f"a divisor of hidden={self.hidden}")
+        require(self.seq_tokens <= self.num_positions, "seq_tokens", self.seq_tokens,
+                f"at most num_positions={self.num_positions}")
+        require(self.precision == "fp32" or self.device == "cuda", "precision", self.precision, "fp32 on a CPU")
 
 
 def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[str, Any]:
@@ -218,18 +214,13 @@ def _launch(params: Params, folder: Path, index: int, quiet: Path, outcome: Outc
     cases: list[dict[str, Any]] = [fsdp_case(name=case) for case in params.cases]
     cases += [{"name": BASELINE, "api": BASELINE}] * params.has_baseline
     turn = index % len(cases)
-    folder.mkdir()
-    write_json(folder / "params.json", {**plain_params(params), "tied": True, "linear_bias": False,
-                                        "is_checked": index == 0, "cases": cases[turn:] + cases[:turn],
-                                        "is_profiled": index < params.num_profiled_processes,
-                                        "quiet_file": f"../{quiet.name}"})
-
-    def pass_on(line: str) -> None:
-        if progress is not None and (found := re.search(r"progress: (.*)", line)):
-            progress(f"process {index + 1}/{params.num_processes}: {found.group(1)}")
-
+    worker_dir(folder, {
+        **plain_params(params), "tied": True, "linear_bias": False, "is_checked": index == 0,
+        "cases": cases[turn:] + cases[:turn], "is_profiled": index < params.num_profiled_processes,
+        "quiet_file": f"../{quiet.name}"})
     done = launch_torchrun("fsdp_steps", run_dir=folder, num_procs=params.world_size, timeout_s=params.timeout_s,
-                           env=CPU_ENV if params.device == "cpu" else GPU_ENV, progress=pass_on)
+                           env=CPU_ENV if params.device == "cpu" else GPU_ENV,
+                           progress=relay(progress, f"process {index + 1}/{params.num_processes}"))
     outcome.argv.append(done.argv)
     return job_exit(folder, exitcode=0, ended=done.ended, shm_removed=done.shm_removed)
 
@@ -238,9 +229,8 @@ def _leave(params: Params, folder: Path, how: str, progress: Callable[[str], Non
     """One launch that ends as `how` says. It may fail: that is what is looked at."""
     from labkit.analyze.job_exit import job_exit
 
-    folder.mkdir()
-    write_json(folder / "params.json", {"how": how, "device": params.device, "num_elements": params.exit_elements,
-                                        "group_timeout_s": params.group_timeout_s})
+    worker_dir(folder, {"how": how, "device": params.device, "num_elements": params.exit_elements,
+                        "group_timeout_s": params.group_timeout_s})
     try:
         done = launch_torchrun("group_exit", run_dir=folder, num_procs=params.world_size,
                                timeout_s=30 + 4 * params.group_timeout_s,

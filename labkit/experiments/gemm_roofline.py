@@ -22,6 +22,8 @@ from labkit.calc.gemm_time import skewed_rows
 from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, own_profile, plain_params
 from labkit.hardware import HardwareProfile
 from labkit.launch.process import launch_worker
+from labkit.launch.worker_dir import relay, worker_dir
+from labkit.presets import require
 from labkit.records import RunRecord, utc_now, write_json
 
 if TYPE_CHECKING:
@@ -87,38 +89,33 @@ class Params:
     def __post_init__(self) -> None:
         """Refuse what could not run, naming the argument."""
         found = [_SHAPE.fullmatch(text) for text in self.shapes]
-        _require(bool(found) and all(found), "shapes", self.shapes, "texts like 'gate_up 7168x4096'")
-        _require(all(int(m[1]) < 8192 for m in found if m), "shapes", self.shapes, "K below 8192")
-        _require(len({text.split()[0] for text in self.shapes}) == len(self.shapes), "shapes", self.shapes,
-                 "a different name for each")
+        require(bool(found) and all(found), "shapes", self.shapes, "texts like 'gate_up 7168x4096'")
+        require(all(int(m[1]) < 8192 for m in found if m), "shapes", self.shapes, "K below 8192")
+        require(len({text.split()[0] for text in self.shapes}) == len(self.shapes), "shapes", self.shapes,
+                "a different name for each")
         for name in ("kinds", "grouped_kinds"):
-            _require(set(getattr(self, name)) <= set(model.BYTES), name, getattr(self, name),
-                     f"some of {', '.join(model.BYTES)}")
-        _require(bool(self.kinds) and set(self.grouped_kinds) <= set(self.kinds), "grouped_kinds", self.grouped_kinds,
-                 "some of kinds")
-        _require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
-        _require(self.device == "cuda" or "fp8" not in self.kinds, "kinds", self.kinds, "no fp8 on a CPU")
+            require(set(getattr(self, name)) <= set(model.BYTES), name, getattr(self, name),
+                    f"some of {', '.join(model.BYTES)}")
+        require(bool(self.kinds) and set(self.grouped_kinds) <= set(self.kinds), "grouped_kinds", self.grouped_kinds,
+                "some of kinds")
+        require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
+        require(self.device == "cuda" or "fp8" not in self.kinds, "kinds", self.kinds, "no fp8 on a CPU")
         for name in ("rows", "graph_rows", "warm_rows", "fine_rows", "check_rows", "grouped_rows"):
             values = getattr(self, name)
-            _require(all(isinstance(m, int) and m >= 1 for m in values) and list(values) == sorted(set(values)), name,
-                     values, "ascending whole numbers from 1 on")
-        _require(bool(self.rows) and bool(self.check_rows), "rows", self.rows, "at least one, in check_rows too")
-        _require(max(self.check_rows) <= max(self.rows), "check_rows", self.check_rows,
-                 "none above the largest of rows")
-        _require(not self.num_experts or len(self.grouped_rows) >= 2, "grouped_rows", self.grouped_rows,
-                 "at least two numbers")
+            require(all(isinstance(m, int) and m >= 1 for m in values) and list(values) == sorted(set(values)), name,
+                    values, "ascending whole numbers from 1 on")
+        require(bool(self.rows) and bool(self.check_rows), "rows", self.rows, "at least one, in check_rows too")
+        require(max(self.check_rows) <= max(self.rows), "check_rows", self.check_rows,
+                "none above the largest of rows")
+        require(not self.num_experts or len(self.grouped_rows) >= 2, "grouped_rows", self.grouped_rows,
+                "at least two numbers")
         for name, least in (("num_experts", 0), ("square", 16), ("buffer_mib", 1), ("num_processes", 1), ("rounds", 1),
                             ("calls", 1), ("few_calls", 1), ("num_threads", 0), ("seed", 0)):  # fmt: skip
             value = getattr(self, name)
-            _require(isinstance(value, int) and value >= least, name, value, f"a whole number, at least {least}")
-        _require(0 <= self.hot_share <= 1, "hot_share", self.hot_share, "a share between 0 and 1")
+            require(isinstance(value, int) and value >= least, name, value, f"a whole number, at least {least}")
+        require(0 <= self.hot_share <= 1, "hot_share", self.hot_share, "a share between 0 and 1")
         for name, least in (("max_call_ms", 0.0), ("launch_floor_us", 0.0), ("timeout_s", 1.0)):
-            _require(getattr(self, name) >= least, name, getattr(self, name), f"at least {least:g}")
-
-
-def _require(is_good: bool, name: str, got: Any, expected: str) -> None:
-    if not is_good:
-        raise ValueError(f"{name}={got!r}: expected {expected}")
+            require(getattr(self, name) >= least, name, getattr(self, name), f"at least {least:g}")
 
 
 def skews(params: Params) -> dict[str, list[int]]:
@@ -175,16 +172,11 @@ def _measure(
     params: Params, run_dir: Path, predicted: dict[str, Any], outcome: Outcome,
     progress: Callable[[str], None] | None,
 ) -> None:  # fmt: skip
-    def pass_on(line: str) -> None:
-        if progress and (found := re.search(r"progress: (.*)", line)):
-            progress(found[1])
-
     def launch(folder: str, mode: str, process: int) -> None:
-        (run_dir / folder).mkdir()
-        write_json(run_dir / folder / "params.json",
-                   {**plain_params(params), "skewed_counts": skews(params), "mode": mode, "process": process})
-        outcome.argv.append(launch_worker("gemm_bench", run_dir=run_dir / folder, timeout_s=params.timeout_s,
-                                          progress=pass_on).argv)
+        own = worker_dir(run_dir / folder, {
+            **plain_params(params), "skewed_counts": skews(params), "mode": mode, "process": process})
+        outcome.argv.append(launch_worker("gemm_bench", run_dir=own, timeout_s=params.timeout_s,
+                                          progress=relay(progress)).argv)
 
     found = model.cases(params.shapes, params.kinds)
     launch("c0", "ceilings", 0)

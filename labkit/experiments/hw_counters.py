@@ -26,9 +26,10 @@ from labkit.hardware import HardwareProfile, load_profile, match_profile
 from labkit.launch.ncu import OUTPUT_NAME, count_worker, find_ncu, query_answer, query_metrics, refuse, supported
 from labkit.launch.ncu_stand_ins import RIGHT, run_stand_ins
 from labkit.launch.process import launch_worker
+from labkit.launch.worker_dir import worker_dir
 from labkit.paths import RECORDS
 from labkit.presets import UsageError
-from labkit.records import RunRecord, write_json
+from labkit.records import RunRecord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -168,9 +169,8 @@ def _measure_gpu(
     jobs += [(p, "time", timed) for p in range(params.num_processes)]
     for process, mode, specs in jobs:
         progress(f"process {process + 1}: {mode}, {len(specs)} kernels")
-        folder = run_dir / f"p{process}-{mode}"
-        folder.mkdir()
-        write_json(folder / "params.json", {**plain, "mode": mode, "process": process, "workloads": specs})
+        folder = worker_dir(run_dir / f"p{process}-{mode}",
+                            {**plain, "mode": mode, "process": process, "workloads": specs})
         common: dict[str, Any] = {"run_dir": folder, "timeout_s": params.timeout_s, "env": _ENV, "progress": progress}
         if mode == "time":
             outcome.argv.append(launch_worker(WORKER, **common).argv)
@@ -202,9 +202,7 @@ def _measure_host(
     params: Params, run_dir: Path, predicted: dict[str, Any], outcome: Outcome, progress: Progress
 ) -> None:
     """Host counters, stand-ins for a tool that measures nothing, and the newest recorded table read again."""
-    folder = run_dir / "host"
-    folder.mkdir()
-    write_json(folder / "params.json", {"touch_mib": list(params.touch_mib), "rounds": params.rounds})
+    folder = worker_dir(run_dir / "host", {"touch_mib": list(params.touch_mib), "rounds": params.rounds})
     progress("host counters")
     outcome.argv.append(launch_worker(HOST_WORKER, run_dir=folder, timeout_s=params.timeout_s).argv)
     lines = analyze.read_lines(folder)

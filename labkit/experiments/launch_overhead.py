@@ -8,7 +8,6 @@ parameters -> prediction -> `launch_chain`, once for each fresh process -> recor
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,9 @@ from labkit.analyze import launch_chain as analyze
 from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, own_profile, plain_params
 from labkit.hardware import HardwareProfile
 from labkit.launch.process import launch_worker
-from labkit.records import RunRecord, write_json
+from labkit.launch.worker_dir import relay, worker_dir
+from labkit.presets import require
+from labkit.records import RunRecord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,28 +71,23 @@ class Params:
 
     def __post_init__(self) -> None:
         """Refuse what could not run, naming the argument."""
-        _require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
+        require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
         known = GPU_VARIANTS if self.device == "cuda" else CPU_VARIANTS
-        _require("eager" in self.variants and "paired" in self.variants and set(self.variants) <= set(known),
-                 "variants", self.variants, f"eager, paired and others of {', '.join(known)}")
+        require("eager" in self.variants and "paired" in self.variants and set(self.variants) <= set(known),
+                "variants", self.variants, f"eager, paired and others of {', '.join(known)}")
         for name in ("sizes", "lengths", "compile_lengths", "compile_sizes"):
             values = getattr(self, name)
-            _require(all(isinstance(v, int) and v >= 1 for v in values) and list(values) == sorted(set(values)), name,
-                     values, "ascending whole numbers from 1 on")
-        _require(bool(self.sizes), "sizes", self.sizes, "at least one")
-        _require(len(self.lengths) >= 2, "lengths", self.lengths, "at least two, or there is no slope")
+            require(all(isinstance(v, int) and v >= 1 for v in values) and list(values) == sorted(set(values)), name,
+                    values, "ascending whole numbers from 1 on")
+        require(bool(self.sizes), "sizes", self.sizes, "at least one")
+        require(len(self.lengths) >= 2, "lengths", self.lengths, "at least two, or there is no slope")
         for name, whole in (("compile_lengths", self.lengths), ("compile_sizes", self.sizes)):
-            _require(set(getattr(self, name)) <= set(whole), name, getattr(self, name), f"some of {whole}")
+            require(set(getattr(self, name)) <= set(whole), name, getattr(self, name), f"some of {whole}")
         for name, least in (("num_threads", 1), ("num_processes", 1), ("rounds", 1), ("seed", 0)):
             value = getattr(self, name)
-            _require(isinstance(value, int) and value >= least, name, value, f"a whole number, at least {least}")
+            require(isinstance(value, int) and value >= least, name, value, f"a whole number, at least {least}")
         for name in (*COSTS, "elementwise_gb_per_s", "timeout_s"):
-            _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
-
-
-def _require(is_good: bool, name: str, got: Any, expected: str) -> None:
-    if not is_good:
-        raise ValueError(f"{name}={got!r}: expected {expected}")
+            require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
 
 
 def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[str, Any]:
@@ -129,19 +125,14 @@ def _measure(
     params: Params, run_dir: Path, predicted: dict[str, Any], outcome: Outcome,
     progress: Callable[[str], None] | None,
 ) -> None:  # fmt: skip
-    def pass_on(line: str) -> None:
-        if progress and (found := re.search(r"progress: (.*)", line)):
-            progress(found[1])
-
     plain = plain_params(params)
     try:
         for process in range(params.num_processes):
             folder = run_dir / f"p{process}"
-            folder.mkdir()
-            write_json(folder / "params.json", {**plain, "process": process})
+            worker_dir(folder, {**plain, "process": process})
             # A chain is one small kernel: starting a pool of compilers would take longer than the compilation.
             outcome.argv.append(launch_worker(
-                "launch_chain", run_dir=folder, timeout_s=params.timeout_s, progress=pass_on,
+                "launch_chain", run_dir=folder, timeout_s=params.timeout_s, progress=relay(progress),
                 env={"TORCHINDUCTOR_COMPILE_THREADS": "1"}).argv)
     finally:
         lines = analyze.read_lines(run_dir)

@@ -6,7 +6,6 @@ Example: `python -m labkit run moe_alltoall --preset cpu`.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,7 +16,9 @@ from labkit.calc import moe_all_to_all, moe_routing
 from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_table, own_profile, plain_params
 from labkit.hardware import HardwareProfile, load_profile, match_profile
 from labkit.launch.torchrun import launch_torchrun
-from labkit.records import RunRecord, write_json
+from labkit.launch.worker_dir import relay, worker_dir
+from labkit.presets import require
+from labkit.records import RunRecord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,25 +78,20 @@ class Params:
         """Refuse what could not run, naming the argument."""
         for name in ("world_size", "tokens_per_rank", "hidden", "ffn", "dedup_experts_per_rank", "dedup_top_k",
                      "num_processes", "num_timed_steps", "num_late_repeats", "num_bandwidth_iterations"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("dedup_tokens", "large_tokens_per_rank", "num_warmup_steps", "seed"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
-        _require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
-        _require(self.dtype in ELEMENT_BYTES, "dtype", self.dtype, "fp32, fp16 or bf16")
+            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
+        require(self.dtype in ELEMENT_BYTES, "dtype", self.dtype, "fp32, fp16 or bf16")
         for name in ("hot_share", "sweep_shares"):
             shares = getattr(self, name) if name == "sweep_shares" else (self.hot_share,)
-            _require(all(0 <= share <= 1 for share in shares), name, getattr(self, name), "shares between 0 and 1")
-        _require(self.timeout_s > 0 and self.late_ms > 0, "timeout_s, late_ms", (self.timeout_s, self.late_ms),
-                 "above 0")
-        _require(self.dedup_top_k <= self.world_size * self.dedup_experts_per_rank, "dedup_top_k", self.dedup_top_k,
-                 "at most the number of experts")
-        _require(not self.bandwidth_tokens or self.device == "cuda", "bandwidth_tokens", self.bandwidth_tokens,
-                 "none on a CPU")
-
-
-def _require(is_good: bool, name: str, got: Any, expected: str) -> None:
-    if not is_good:
-        raise ValueError(f"{name}={got!r}: expected {expected}")
+            require(all(0 <= share <= 1 for share in shares), name, getattr(self, name), "shares between 0 and 1")
+        require(self.timeout_s > 0 and self.late_ms > 0, "timeout_s, late_ms", (self.timeout_s, self.late_ms),
+                "above 0")
+        require(self.dedup_top_k <= self.world_size * self.dedup_experts_per_rank, "dedup_top_k", self.dedup_top_k,
+                "at most the number of experts")
+        require(not self.bandwidth_tokens or self.device == "cuda", "bandwidth_tokens", self.bandwidth_tokens,
+                "none on a CPU")
 
 
 def splits(params: Params) -> dict[str, list[int]]:
@@ -248,17 +244,13 @@ def _launch(params: Params, folder: Path, *, index: int, progress: Callable[[str
     by_case = splits(params)
     order = list(by_case)
     shift = index % len(order)
-    folder.mkdir()
-    write_json(folder / "params.json", {
+    worker_dir(folder, {
         **plain_params(params), "splits": by_case, "case_order": order[shift:] + order[:shift],
         "is_checked": index == 0, "counted_case": "balanced"})
 
-    def pass_on(line: str) -> None:
-        if progress is not None and (found := re.search(r"progress: (.*)", line)):
-            progress(f"process {index + 1}/{params.num_processes}: {found.group(1)}")
-
     return launch_torchrun("moe_dispatch", run_dir=folder, num_procs=params.world_size, timeout_s=params.timeout_s,
-                           env=GPU_ENV if params.device == "cuda" else None, progress=pass_on).argv
+                           env=GPU_ENV if params.device == "cuda" else None,
+                           progress=relay(progress, f"process {index + 1}/{params.num_processes}")).argv
 
 
 def _notes(params: Params) -> list[str]:

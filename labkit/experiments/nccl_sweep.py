@@ -8,7 +8,6 @@ parameters -> prediction -> `collective_cells`, which forks fresh ranks for each
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,9 @@ from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_ta
 from labkit.hardware import HardwareProfile
 from labkit.launch.nccl_tests import find_program, run_nccl_tests, writes_json
 from labkit.launch.process import LaunchError, launch_worker
-from labkit.records import RunRecord, write_json
+from labkit.launch.worker_dir import relay, worker_dir
+from labkit.presets import require
+from labkit.records import RunRecord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,37 +97,32 @@ class Params:
         """Refuse what could not run, naming the argument."""
         for name, least in (("world_size", 2), ("min_bytes", 8), ("num_processes", 1), ("num_samples", 1),
                             ("factor", 2), ("num_warmup", 0), ("pair_bytes", 8), ("channel_bytes", 8)):
-            _require(getattr(self, name) >= least, name, getattr(self, name), f"at least {least}")
-        _require(self.max_bytes >= self.min_bytes, "max_bytes", self.max_bytes, f"at least min_bytes={self.min_bytes}")
-        _require(self.min_bytes % (4 * self.world_size) == 0, "min_bytes", self.min_bytes,
-                 "whole float32 elements of each rank")
-        _require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
-        _require(self.engine in ("auto", "torch", "nccl-tests"), "engine", self.engine, "auto, torch or nccl-tests")
-        _require(self.engine != "nccl-tests" or self.device == "cuda", "engine", self.engine, "torch on a CPU")
-        _require(self.timing in ("eager", "graph", "both"), "timing", self.timing, "eager, graph or both")
-        _require("all_reduce" in self.collectives and set(self.collectives) <= set(COLLECTIVES), "collectives",
-                 self.collectives, f"all_reduce and others of {', '.join(COLLECTIVES)}")
+            require(getattr(self, name) >= least, name, getattr(self, name), f"at least {least}")
+        require(self.max_bytes >= self.min_bytes, "max_bytes", self.max_bytes, f"at least min_bytes={self.min_bytes}")
+        require(self.min_bytes % (4 * self.world_size) == 0, "min_bytes", self.min_bytes,
+                "whole float32 elements of each rank")
+        require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
+        require(self.engine in ("auto", "torch", "nccl-tests"), "engine", self.engine, "auto, torch or nccl-tests")
+        require(self.engine != "nccl-tests" or self.device == "cuda", "engine", self.engine, "torch on a CPU")
+        require(self.timing in ("eager", "graph", "both"), "timing", self.timing, "eager, graph or both")
+        require("all_reduce" in self.collectives and set(self.collectives) <= set(COLLECTIVES), "collectives",
+                self.collectives, f"all_reduce and others of {', '.join(COLLECTIVES)}")
         for name in ("cell_timeout_s", "timeout_s"):
-            _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
+            require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
         for combo in self.combos:
             forced_env(combo)
         for text in self.pair_sets:
             parse_pairs(text)
-        _require(all(number >= 1 for number in self.channels), "channels", self.channels, "numbers of at least 1")
+        require(all(number >= 1 for number in self.channels), "channels", self.channels, "numbers of at least 1")
         for name in ("combos", "channels", "with_logs"):
-            _require(not getattr(self, name) or self.device == "cuda", name, getattr(self, name),
-                     "nothing on a CPU: gloo has neither algorithms to force nor a log of its choice")
-        _require(self.timing == "eager" or self.device == "cuda", "timing", self.timing, "eager on a CPU")
+            require(not getattr(self, name) or self.device == "cuda", name, getattr(self, name),
+                    "nothing on a CPU: gloo has neither algorithms to force nor a log of its choice")
+        require(self.timing == "eager" or self.device == "cuda", "timing", self.timing, "eager on a CPU")
 
     @property
     def sizes_bytes(self) -> list[int]:
         """Sizes of the sweep."""
         return size_grid(min_bytes=self.min_bytes, max_bytes=self.max_bytes, factor=self.factor)
-
-
-def _require(is_good: bool, name: str, got: Any, expected: str) -> None:
-    if not is_good:
-        raise ValueError(f"{name}={got!r}: expected {expected}")
 
 
 def planned_cells(params: Params) -> list[dict[str, Any]]:
@@ -196,16 +192,10 @@ def _measure(params: Params, run_dir: Path, outcome: Outcome, progress: Callable
     if params.engine == "nccl-tests" and program is None:
         raise LaunchError(f"engine='nccl-tests': no {PROGRAM} in $NCCL_TESTS_HOME or on PATH", log_path=folder)
     own, by_program = split_plan(planned) if program else (planned, [])
-    folder.mkdir()
-    write_json(folder / "params.json", {"device": params.device, "cells": own})
-
-    def pass_on(line: str) -> None:
-        if progress is not None and (told := re.search(r"progress: (.*)", line)):
-            progress(told.group(1))
-
+    worker_dir(folder, {"device": params.device, "cells": own})
     outcome.notes += _notes(params)
     outcome.argv.append(launch_worker("collective_cells", run_dir=folder, timeout_s=params.timeout_s, env=FORK_ENV,
-                                      progress=pass_on).argv)
+                                      progress=relay(progress)).argv)
     cells = files.read_cells(folder)
     files.pack(folder)
     for plan in by_program:
@@ -219,7 +209,8 @@ def _measure(params: Params, run_dir: Path, outcome: Outcome, progress: Callable
         outcome.argv.append(ran.argv)
         cells[plan["name"]] = program_cell(plan, text=ran.text, json=ran.json, exitcode=ran.exitcode,
                                            timed_out=ran.timed_out, wall_s=ran.wall_s)
-        pass_on(f"progress: {PROGRAM}, {plan['name']}: {cells[plan['name']].status}")
+        if progress is not None:
+            progress(f"{PROGRAM}, {plan['name']}: {cells[plan['name']].status}")
     outcome.results["engine"] = "nccl-tests" if program else "torch"
     fill_outcome(params, cells, outcome, planned=[*own, *by_program], links=links, link_bytes_per_s=link_bytes_per_s)
 

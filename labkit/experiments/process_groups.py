@@ -5,7 +5,6 @@ Example: `python -m labkit run process_groups --preset cpu`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -18,8 +17,10 @@ from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_ta
 from labkit.hardware import HardwareProfile
 from labkit.launch.process import launch_worker
 from labkit.launch.torchrun import launch_torchrun
+from labkit.launch.worker_dir import relay, worker_dir
 from labkit.paths import CLAIMS
-from labkit.records import RunRecord, write_json
+from labkit.presets import require
+from labkit.records import RunRecord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,20 +77,20 @@ class Params:
     def __post_init__(self) -> None:
         """Refuse what could not run, naming the argument."""
         for name in ("tp", "pp", "dp", "num_processes", "num_timed_steps", "num_slow_steps", "fault_steps"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("tp_calls", "pp_calls", "dp_calls", "num_warmup", "num_real_faults", "seed",
                      "slow_link_mbit_per_s"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
-        _require(self.tp_calls >= 1, "tp_calls", self.tp_calls, "at least 1")
-        _require(self.world_size >= 2, "tp, pp, dp", (self.tp, self.pp, self.dp), "two ranks or more")
+            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        require(self.tp_calls >= 1, "tp_calls", self.tp_calls, "at least 1")
+        require(self.world_size >= 2, "tp, pp, dp", (self.tp, self.pp, self.dp), "two ranks or more")
         for name in ("payload_mib", "slow_payload_mib", "call_timeout_s", "timeout_s"):
-            _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
-        _require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
-        _require(bool(self.mappings) and set(self.mappings) <= set(INNERMOST_FIRST), "mappings", self.mappings,
-                 " or ".join(INNERMOST_FIRST))
-        _require(self.num_faults >= 200, "num_faults", self.num_faults, "at least 200")
-        _require(not self.slow_link_mbit_per_s or (self.device == "cpu" and self.world_size % 2 == 0),
-                 "slow_link_mbit_per_s", self.slow_link_mbit_per_s, "0 on GPUs or with an odd number of ranks")
+            require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
+        require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
+        require(bool(self.mappings) and set(self.mappings) <= set(INNERMOST_FIRST), "mappings", self.mappings,
+                " or ".join(INNERMOST_FIRST))
+        require(self.num_faults >= 200, "num_faults", self.num_faults, "at least 200")
+        require(not self.slow_link_mbit_per_s or (self.device == "cpu" and self.world_size % 2 == 0),
+                "slow_link_mbit_per_s", self.slow_link_mbit_per_s, "0 on GPUs or with an odd number of ranks")
 
     @property
     def world_size(self) -> int:
@@ -104,11 +105,6 @@ class Params:
     def axes(self, mapping: str) -> list[list[Any]]:
         """[name, degree] of a mapping's axes, innermost first."""
         return [[axis, getattr(self, axis.lower())] for axis in INNERMOST_FIRST[mapping]]
-
-
-def _require(is_good: bool, name: str, got: Any, expected: str) -> None:
-    if not is_good:
-        raise ValueError(f"{name}={got!r}: expected {expected}")
 
 
 def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[str, Any]:
@@ -239,13 +235,12 @@ def _real_faults(params: Params, folder: Path, outcome: Outcome,
 
     cases, played = mesh_prediction.random_faults(
         num_cases=params.num_real_faults, num_steps=params.fault_steps, first_seed=1000 * params.seed + 504)
-    folder.mkdir()
-    write_json(folder / "params.json", {
+    worker_dir(folder, {
         "cases": [{"schedule": case["schedule"], "members": mesh_prediction.report_members()} for case in cases],
         "call_timeout_s": params.call_timeout_s, "num_at_once": 4,
         "case_deadline_s": 90 + 4 * params.call_timeout_s})
     outcome.argv.append(launch_worker("order_faults", run_dir=folder, timeout_s=params.timeout_s,
-                                      progress=_passer(progress, "faults")).argv)
+                                      progress=relay(progress, "faults")).argv)
     return real_faults(folder, cases, played)
 
 
@@ -254,23 +249,14 @@ def _launch(params: Params, folder: Path, predicted: dict[str, Any], *, index: i
     """One fresh launch; mappings are rotated so that none is always the first."""
     order = list(params.mappings)
     shift = index % len(order)
-    folder.mkdir()
-    write_json(folder / "params.json", {
+    worker_dir(folder, {
         **plain_params(params), "calls": params.calls, "groups": predicted["groups"], "is_checked": index == 0,
         "mapping_order": order[shift:] + order[:shift], "missing_timeout_s": 1.0})
     env = {"TORCH_FR_BUFFER_SIZE": "4000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "4000"}
     if params.device == "cuda":
         env["NCCL_NVLS_ENABLE"] = "0"  # multicast needs rights that containers often lack
     return launch_torchrun("mesh_groups", run_dir=folder, num_procs=params.world_size, timeout_s=params.timeout_s,
-                           env=env, progress=_passer(progress, f"process {index + 1}/{params.num_processes}")).argv
-
-
-def _passer(progress: Callable[[str], None] | None, name: str) -> Callable[[str], None]:
-    def pass_on(line: str) -> None:
-        if progress is not None and (found := re.search(r"progress: (.*)", line)):
-            progress(f"{name}: {found.group(1)}")
-
-    return pass_on
+                           env=env, progress=relay(progress, f"process {index + 1}/{params.num_processes}")).argv
 
 
 def _notes(params: Params, refusals: set[str | None]) -> list[str]:

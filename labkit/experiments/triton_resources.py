@@ -24,7 +24,8 @@ from labkit.conduct import Outcome, conduct, load_run, newest_records, oracle_ta
 from labkit.hardware import HardwareProfile
 from labkit.launch.ncu import query_metrics
 from labkit.launch.process import LaunchError, launch_worker
-from labkit.records import RunRecord, write_json
+from labkit.launch.worker_dir import relay, worker_dir
+from labkit.records import RunRecord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -212,14 +213,8 @@ def _measure_gpu(params: Params, run_dir: Path, predicted: dict[str, Any], outco
 
 def _launch(worker: str, folder: Path, content: dict[str, Any], *, params: Params, outcome: Outcome,
             progress: Callable[[str], None] | None, env: dict[str, str]) -> None:  # fmt: skip
-    folder.mkdir()
-    write_json(folder / "params.json", content)
-
-    def pass_on(line: str) -> None:
-        if progress is not None and line.startswith("progress: "):
-            progress(line.removeprefix("progress: "))
-
-    done = launch_worker(worker, run_dir=folder, timeout_s=params.timeout_s, env=env, progress=pass_on)
+    worker_dir(folder, content)
+    done = launch_worker(worker, run_dir=folder, timeout_s=params.timeout_s, env=env, progress=relay(progress))
     outcome.argv.append(done.argv)
 
 

@@ -24,8 +24,9 @@ from labkit.conduct import Outcome, conduct, load_run, oracle_table, own_profile
 from labkit.hardware import HardwareProfile, load_profile
 from labkit.launch.process import LaunchError, launch_worker
 from labkit.launch.torchrun import launch_torchrun
+from labkit.launch.worker_dir import worker_dir
 from labkit.presets import UsageError
-from labkit.records import RecordError, RunRecord, list_runs, load_record, write_json
+from labkit.records import RecordError, RunRecord, list_runs, load_record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -199,9 +200,7 @@ def _launch(params: Params, run_dir: Path, outcome: Outcome, progress: Callable[
     for process in range(params.num_processes):
         if progress:
             progress(f"process {process + 1} of {params.num_processes}")
-        folder = run_dir / f"p{process}"
-        folder.mkdir()
-        write_json(folder / "params.json", {**plain_params(params), "mode": "bench", "process": process})
+        folder = worker_dir(run_dir / f"p{process}", {**plain_params(params), "mode": "bench", "process": process})
         common = {"run_dir": folder, "timeout_s": params.timeout_s, "env": env, "progress": progress}
         try:
             if params.num_gpus > 1:

@@ -42,6 +42,7 @@ from labkit.launch.load_plan import Request, random_prompt
 from labkit.launch.server import send_to
 from labkit.launch.vllm_server import ServerSettings, VllmServer, vllm_servers
 from labkit.models import load_model
+from labkit.presets import require
 from labkit.records import RunRecord
 
 if TYPE_CHECKING:
@@ -110,35 +111,30 @@ class Params:
 
     def __post_init__(self) -> None:
         """Refuse what could not run, naming the argument."""
-        _require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
+        require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
         modes = [decode_prediction.split_server(name) for name in self.servers]
-        _require(bool(modes) and len(set(modes)) == len(modes), "servers", self.servers, "at least one, no two alike")
-        _require(self.device == "cuda" or all(mode == "eager" for _, mode in modes), "servers", self.servers,
-                 "mode eager on a CPU, which has no graphs")
+        require(bool(modes) and len(set(modes)) == len(modes), "servers", self.servers, "at least one, no two alike")
+        require(self.device == "cuda" or all(mode == "eager" for _, mode in modes), "servers", self.servers,
+                "mode eager on a CPU, which has no graphs")
         for name in ("batches", "prompt_tokens"):
             values = getattr(self, name)
-            _require(bool(values) and all(isinstance(v, int) and v >= 1 for v in values)
-                     and list(values) == sorted(set(values)), name, values, "ascending whole numbers from 1 on")
+            require(bool(values) and all(isinstance(v, int) and v >= 1 for v in values)
+                    and list(values) == sorted(set(values)), name, values, "ascending whole numbers from 1 on")
         for name, least in (("at_once", 1), ("context_tokens", 1), ("output_tokens", 8), ("rounds", 1), ("seed", 0),
                             ("prompt_repeats", 1), ("block_size", 1), ("latent_block_size", 1), ("cache_mib", 1),
                             ("max_num_batched_tokens", self.prompt_tokens[-1])):  # fmt: skip
             value = getattr(self, name)
-            _require(isinstance(value, int) and value >= least, name, value, f"a whole number, at least {least}")
+            require(isinstance(value, int) and value >= least, name, value, f"a whole number, at least {least}")
         for name in ("copy_gb_per_s", "gemm_tflop_per_s", "launch_us", "step_us", "max_client_lag_s", "ready_timeout_s",
                      "timeout_s"):
-            _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
-        _require(self.device == "cuda" or self.cache_mib % 1024 == 0, "cache_mib", self.cache_mib,
-                 "a multiple of 1024 on a CPU")
-        _require(0 <= self.memory_share < 1, "memory_share", self.memory_share, "a share, 0 to below 1")
+            require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
+        require(self.device == "cuda" or self.cache_mib % 1024 == 0, "cache_mib", self.cache_mib,
+                "a multiple of 1024 on a CPU")
+        require(0 <= self.memory_share < 1, "memory_share", self.memory_share, "a share, 0 to below 1")
 
     def block_size_of(self, model: str) -> int:
         """Tokens of a KV block of this model."""
         return self.latent_block_size if load_model(model).is_mla else self.block_size
-
-
-def _require(is_good: bool, name: str, got: Any, expected: str) -> None:
-    if not is_good:
-        raise ValueError(f"{name}={got!r}: expected {expected}")
 
 
 def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[str, Any]:

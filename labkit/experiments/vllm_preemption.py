@@ -33,6 +33,7 @@ from labkit.launch.observed_round import observe
 from labkit.launch.process import LaunchError
 from labkit.launch.vllm_server import ServerSettings, VllmServer, vllm_servers
 from labkit.models import load_model
+from labkit.presets import require
 from labkit.records import RunRecord
 
 if TYPE_CHECKING:
@@ -101,35 +102,30 @@ class Params:
 
     def __post_init__(self) -> None:
         """Refuse what could not run, naming the argument."""
-        _require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
-        _require(len(self.cache_gib) == 2 and 0 < self.cache_gib[0] < self.cache_gib[1], "cache_gib", self.cache_gib,
-                 "two sizes, the small one first")
-        _require(len(self.num_blocks) in (0, 2) and all(2 <= n <= MAX_BLOCKS for n in self.num_blocks), "num_blocks",
-                 self.num_blocks, f"one number for each cache, 2 to {MAX_BLOCKS}, or none")
-        _require(bool(self.num_blocks) or self.device == "cuda", "num_blocks", self.num_blocks,
-                 "numbers on a CPU, whose cache has another model's size")
+        require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
+        require(len(self.cache_gib) == 2 and 0 < self.cache_gib[0] < self.cache_gib[1], "cache_gib", self.cache_gib,
+                "two sizes, the small one first")
+        require(len(self.num_blocks) in (0, 2) and all(2 <= n <= MAX_BLOCKS for n in self.num_blocks), "num_blocks",
+                self.num_blocks, f"one number for each cache, 2 to {MAX_BLOCKS}, or none")
+        require(bool(self.num_blocks) or self.device == "cuda", "num_blocks", self.num_blocks,
+                "numbers on a CPU, whose cache has another model's size")
         for name in ("small_concurrency", "large_concurrency"):
             values = getattr(self, name)
-            _require(bool(values) and all(1 <= c <= self.max_num_seqs for c in values), name, values,
-                     f"some from 1 to max_num_seqs={self.max_num_seqs}")
-        _require(bool(set(self.small_concurrency) & set(self.large_concurrency)), "large_concurrency",
-                 self.large_concurrency, f"one that the small cache has too: {self.small_concurrency}")
-        _require(self.prompt_tokens + self.output_tokens <= self.max_model_len, "max_model_len", self.max_model_len,
-                 "at least prompt and output together")
+            require(bool(values) and all(1 <= c <= self.max_num_seqs for c in values), name, values,
+                    f"some from 1 to max_num_seqs={self.max_num_seqs}")
+        require(bool(set(self.small_concurrency) & set(self.large_concurrency)), "large_concurrency",
+                self.large_concurrency, f"one that the small cache has too: {self.small_concurrency}")
+        require(self.prompt_tokens + self.output_tokens <= self.max_model_len, "max_model_len", self.max_model_len,
+                "at least prompt and output together")
         for name, least in (("block_size", 1), ("num_requests", 1), ("prompt_tokens", 1), ("output_tokens", 2),
                             ("max_num_batched_tokens", 1), ("num_starts", 1), ("rounds", 1), ("plan_waves", 0),
                             ("stagger_rounds", 1), ("seed", 0)):
             value = getattr(self, name)
-            _require(isinstance(value, int) and value >= least, name, value, f"a whole number, at least {least}")
-        _require(all(gap >= 0 for gap in self.stagger_ms), "stagger_ms", self.stagger_ms, "gaps of 0 or more")
-        _require(self.request_us >= 0, "request_us", self.request_us, "at least 0")
+            require(isinstance(value, int) and value >= least, name, value, f"a whole number, at least {least}")
+        require(all(gap >= 0 for gap in self.stagger_ms), "stagger_ms", self.stagger_ms, "gaps of 0 or more")
+        require(self.request_us >= 0, "request_us", self.request_us, "at least 0")
         for name in ("period_s", "step_ms", "token_us", "max_client_lag_s", "ready_timeout_s", "timeout_s"):
-            _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
-
-
-def _require(is_good: bool, name: str, got: Any, expected: str) -> None:
-    if not is_good:
-        raise ValueError(f"{name}={got!r}: expected {expected}")
+            require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
 
 
 def predict(params: Params, *, hardware: HardwareProfile | None = None) -> dict[str, Any]:

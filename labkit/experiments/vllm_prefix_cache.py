@@ -35,8 +35,10 @@ from labkit.launch.counted_load import CountedServer, processes_of, still_runnin
 from labkit.launch.load_plan import Request
 from labkit.launch.process import launch_worker
 from labkit.launch.vllm_server import ServerSettings, vllm_servers
+from labkit.launch.worker_dir import worker_dir
 from labkit.models import load_model
-from labkit.records import RunRecord, write_json
+from labkit.presets import require
+from labkit.records import RunRecord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,32 +107,27 @@ class Params:
 
     def __post_init__(self) -> None:
         """Refuse what could not run, naming the argument."""
-        _require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
-        _require(self.device == "cuda" or self.block_size % 32 == 0, "block_size", self.block_size,
-                 "a multiple of 32 on a CPU")
+        require(self.device in ("cpu", "cuda"), "device", self.device, "cpu or cuda")
+        require(self.device == "cuda" or self.block_size % 32 == 0, "block_size", self.block_size,
+                "a multiple of 32 on a CPU")
         for name, least in (("block_size", 1), ("large_blocks", 2), ("small_blocks", 2), ("large_cache_bytes", 0),
                             ("small_cache_bytes", 0), ("starts", 1), ("together", 2), ("num_requests", 2),
                             ("concurrency", 2), ("num_anchors", 1), ("prefix_tokens", 1), ("suffix_tokens", 1),
                             ("output_tokens", 1), ("warmup_requests", 0), ("tenant_prompts", 1), ("max_model_len", 1),
                             ("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("seed", 0)):
             value = getattr(self, name)
-            _require(isinstance(value, int) and value >= least, name, value, f"a whole number, at least {least}")
+            require(isinstance(value, int) and value >= least, name, value, f"a whole number, at least {least}")
         for name in ("large_blocks", "small_blocks"):
-            _require(getattr(self, name) <= MAX_BLOCKS, name, getattr(self, name), f"at most {MAX_BLOCKS}")
-        _require(self.num_anchors <= self.num_requests, "num_anchors", self.num_anchors, "at most num_requests")
+            require(getattr(self, name) <= MAX_BLOCKS, name, getattr(self, name), f"at most {MAX_BLOCKS}")
+        require(self.num_anchors <= self.num_requests, "num_anchors", self.num_anchors, "at most num_requests")
         for name in ("tail_lengths", "popularity", "trace_cache_tokens"):
             values = getattr(self, name)
-            _require(bool(values) and all(isinstance(value, int) and value >= 1 for value in values), name, values,
-                     "whole numbers from 1 on")
+            require(bool(values) and all(isinstance(value, int) and value >= 1 for value in values), name, values,
+                    "whole numbers from 1 on")
         longest = max(self.prefix_tokens, *self.tail_lengths) + self.suffix_tokens + self.output_tokens
-        _require(longest <= self.max_model_len, "max_model_len", self.max_model_len, f"at least {longest}")
+        require(longest <= self.max_model_len, "max_model_len", self.max_model_len, f"at least {longest}")
         for name in ("max_client_lag_s", "ready_timeout_s", "timeout_s"):
-            _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
-
-
-def _require(is_good: bool, name: str, got: Any, expected: str) -> None:
-    if not is_good:
-        raise ValueError(f"{name}={got!r}: expected {expected}")
+            require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
 
 
 def workload(params: Params) -> Workload:
@@ -226,9 +223,7 @@ def _measure(
 
 def _drill(run_dir: Path, progress: Callable[[str], None] | None) -> dict[str, Any]:
     """What is left of a server when only its parent, or its whole group, is killed: with a stand-in, in a second."""
-    folder = run_dir / "drill"
-    folder.mkdir()
-    write_json(folder / "params.json", {})
+    folder = worker_dir(run_dir / "drill", {})
     launch_worker("orphan_drill", run_dir=folder, timeout_s=60, progress=progress)
     return dict(analyze.read_lines(folder / "rank0.jsonl")[0])
 
