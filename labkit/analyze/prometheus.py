@@ -41,7 +41,7 @@ def parse_metrics(text: str) -> tuple[dict[str, Series], int]:
     found: dict[str, Series] = {}
     num_odd = 0
     for line in text.splitlines():
-        if not line or line[0] == "#":
+        if not line or line[0] == "#" or line.lstrip()[:1] == "#":
             continue
         key, _, number = line.rpartition(" ")
         name, labels = _series(key)
