@@ -115,6 +115,7 @@ def test_pages_of_ray(prefix):
     ("vllm:gpu_prefix_cache_queries_total 1\nvllm:cpu_cache_usage_perc 0\n", "v1"),
     ("vllm:kv_cache_usage_perc 0\n", "v1"),
     ('vllm:num_requests_running{engine="0"} 1\n', "v1"), ("vllm:num_requests_running 1\n", None),
+    ('vllm:num_requests_swapped{engine="vllm",worker_id="w1"} 1\n', "v0"),
 ])
 def test_a_piece_of_a_page_need_not_tell_its_engine(text, version):
     assert page_summary(text)["engine_version"] == version

@@ -90,6 +90,9 @@ def test_engines_that_share_the_data():
             for one in seen["engines"]] == [(0, 9000, 9.0, 6), (1, 8000, 8.0, 5)]
     assert seen["last_stats"]["engine"] == 0 and seen["last_stats"]["prefix_hit_pct"] is None
     together = parse_server_log(text + stats("2 Engines Aggregated: ", 11))["last_stats"]
+    blocks = "Engine 00{}: vllm cache_config_info with initialization after num_gpu_blocks is: 900\n"
+    assert parse_server_log(blocks.format(0))["kv_cache_blocks"] == 900
+    assert parse_server_log(blocks.format(0) + blocks.format(1))["kv_cache_blocks"] is None, "a sum over engines"
     assert together["engine"] is None and together["running"] == 11 and together["kv_usage_pct"] == 10.9
 
 
@@ -136,6 +139,11 @@ def test_the_last_of_several_starts_counts():
     ("RuntimeError: cancelled\n" + CAUSE, CAUSE),
     ("x.ValidationError: 1 validation error for VllmConfig\nquantization\n  Input should be 'a' [type=literal_error]",
      "x.ValidationError: 1 validation error for VllmConfig: quantization: Input should be 'a' [type=literal_error]"),
+    ("RuntimeError: Worker failed with error 'CUDA out of memory', please check the stack trace above for the root "
+     "cause", "CUDA out of memory"),
+    ("RuntimeError: Worker failed with error 'x', please check the stack trace above for the root cause\n" + CAUSE,
+     CAUSE),
+    ("INFO 02-03 04:05:06 [logger.py:1] Received request: prompt: 'This error: CUDA out of memory'", None),
     ("WARNING 02-03 04:05:06 [x.py:1] Failed to import from vllm._C with ImportError('libcuda.so')", None),
     ("INFO 02-03 04:05:06 [x.py:1] If out-of-memory error occurs during capture, use less", None),
 ])

@@ -29,13 +29,14 @@ _KNOWN = (
 )
 _CONSEQUENCES = ("Engine core initialization failed", "See root cause above", "Engine process failed to start",
                  "EngineCore failed to start", "EngineDeadError", "WorkerProc initialization failed",
-                 "is already dead", "See stack trace for the root cause",
-                 "check the stack trace above for the root cause")
+                 "is already dead", "See stack trace for the root cause")
 """What a process says when another one has failed: never the cause."""
 _OF_AN_END = re.compile(
     r"^(?:RuntimeError: cancelled|asyncio\.exceptions\.CancelledError|KeyboardInterrupt|SystemExit)"
     r"|^\S*ChildFailedError|(?:Worker|Engine core|RayWorker)\s?[Pp]roc .*died unexpectedly")
 """What stands in a log because processes end: the cause only where there is no other."""
+_REPEATS = "please check the stack trace above for the root cause"
+"""In an error that says another one's message once more: the cause only where that one was cut off."""
 _LOOK_UPS = ("KeyError", "AttributeError", "IndexError", "StopIteration")
 """Errors that code catches to raise one that says what is wrong."""
 _HANDLING = "During handling of the above exception, another exception occurred"
@@ -68,9 +69,9 @@ def find_failure(lines: Sequence[Line]) -> Failure:
         if _OF_AN_END.search(line.text):
             weak = weak or line.text[:MAX_CHARS]
         elif (cause := _cause(line, lines[number + 1 : number + 4])) is not None:
-            if not _was_handled(cause, lines[number + 1 : number + 4]):
+            if _REPEATS not in line.text and not _was_handled(cause, lines[number + 1 : number + 4]):
                 return Failure(cause, True)
-            weak = cause
+            weak = weak or cause
     return Failure(weak, seen or weak is not None)
 
 
@@ -90,8 +91,10 @@ def _was_handled(cause: str, after: Sequence[Line]) -> bool:
 def _cause(line: Line, after: Sequence[Line]) -> str | None:
     """The cause that a line names; `after` are the next lines, which say what pydantic found wrong."""
     text = line.text
+    if line.level not in (None, "ERROR", "CRITICAL"):  # a warning, or a prompt that speaks of errors
+        return None
     match = _EXCEPTION.match(text)
-    if match is not None or line.level in ("ERROR", "CRITICAL") or "rror" in text:
+    if match is not None or line.level is not None or "rror" in text:
         for pattern, name in _KNOWN:
             if known := pattern.search(text):
                 return name(known)

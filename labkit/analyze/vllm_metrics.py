@@ -114,9 +114,10 @@ class Page:
     def engine_version(self) -> str | None:
         """`v0` or `v1`: the first engine had a hit-rate gauge and a CPU swap space, and no counter of hits.
 
-        None where the page, or the piece of it, has nothing that only one of them writes.
+        None where the page, or the piece of it, has nothing that only one of them writes. The second one numbers its
+        engines; a gateway that collects pages may set that label to a name.
         """
-        if self.counter("prefix_cache_queries") or self.series(_OF_V1) or self.engines:
+        if self.counter("prefix_cache_queries") or self.series(_OF_V1) or any(map(str.isdigit, self.engines)):
             return "v1"
         return "v0" if self.series(_OF_V0) else None
 

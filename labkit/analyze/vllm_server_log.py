@@ -31,9 +31,11 @@ _CAPACITY: tuple[tuple[str, re.Pattern[str], type], ...] = (
     ("max_concurrency", re.compile(rf"Maximum concurrency for [\d,]+ tokens per request: {_NUMBER}x"), float),
 )
 """Said once by each engine, or once by each of its workers: an engine has what the worker with the least has."""
-_TELLS = re.compile(r"vLLM|LLM engine|Uvicorn|took|KV cache size|blocks: |concurrency|version")
+_TELLS = re.compile(r"vLLM|cache_config_info|LLM engine|Uvicorn|took|KV cache size|blocks: |concurrency|version")
 """In every line with a fact, and in few others."""
 _CONFIGURED_LEN = re.compile(r"LLM engine \(v.*\bmax_seq_len=(\d+)")
+_BLOCKS_OF_ALL = re.compile(rf"cache_config_info with initialization after num_gpu_blocks is: {_WHOLE}")
+"""Said for each engine, with the sum over them."""
 _START = re.compile(r"vLLM (?:API )?server version |[█▀▄]\s+version\s")
 _STATS = re.compile(
     r"(?:Engine (?P<engine>\d+): |(?P<all>\d+) Engines? Aggregated: )?"
@@ -129,7 +131,11 @@ def _capacity(lines: Sequence[Line]) -> dict[str, Any]:
         for key, pattern, kind in _CAPACITY:
             if match := pattern.search(line.text):
                 found[key].append(_plain(match[1], kind))
-    return {key: min(values, default=None) for key, values in found.items()}
+    least = {key: min(values, default=None) for key, values in found.items()}
+    blocks = [match[1] for line in lines if (match := _BLOCKS_OF_ALL.search(line.text))]
+    if least["kv_cache_blocks"] is None and len(blocks) == 1:
+        least["kv_cache_blocks"] = _plain(blocks[0], int)
+    return least
 
 
 def _engines(lines: Sequence[Line]) -> list[dict[str, Any]]:
