@@ -121,6 +121,15 @@ def test_a_piece_of_a_page_need_not_tell_its_engine(text, version):
     assert page_summary(text)["engine_version"] == version
 
 
+def test_numbers_that_are_none_are_not_passed_on():
+    odd = ("process_start_time_seconds 1e999\nvllm:prompt_tokens_by_source_total{source=\"a\"} +Inf\n"
+           "vllm:prompt_tokens_by_source_total{source=\"b\"} 4\n" + page(prompt_tokens_total=[1e308, 1e308]))
+    seen = pair_summary("vllm:x 0\n", odd)
+    assert seen["prompt_tokens_by_source"] == {"b": 4} and seen["prompt_tokens"] is None
+    assert page_summary(odd)["process_start_s"] is None
+    assert "no edge" in pair_summary("vllm:x 0\n", histogram(1, 1, edges=("NaN", "+Inf")))["ttft"]["error"]
+
+
 def test_an_indented_comment_is_no_damage():
     assert page_summary("    # HELP vllm:x y\n    vllm:num_preemptions_total 2\n")["num_odd_lines"] == 0
 

@@ -148,7 +148,7 @@ def page_summary(text: str) -> dict[str, Any]:
         "num_odd_lines": page.num_odd_lines,
         **{name: _whole(total(page.counter(name))) for name in COUNTERS},
         **_gauges(page),
-        "process_start_s": next(iter(page.process_start.values()), None),
+        "process_start_s": next(filter(math.isfinite, page.process_start.values()), None),
     }
 
 
@@ -233,7 +233,8 @@ def _whole(value: float | None) -> float | int | None:
 
 
 def _rate(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
+    rate = part / whole if part is not None and whole else None
+    return rate if rate is not None and math.isfinite(rate) else None
 
 
 def _gauges(page: Page) -> dict[str, float | int | None]:
@@ -243,11 +244,11 @@ def _gauges(page: Page) -> dict[str, float | int | None]:
 
 
 def _by_source(before: Page, after: Page) -> dict[str, Any] | None:
-    found: dict[str, Any] = {}
+    by_name: dict[str, Series] = {}
     for labels, value in after.sources().items():
-        name = label_of(labels, "source") or "unknown"
-        found[name] = found.get(name, 0) + value - before.sources().get(labels, 0.0)
-    return {name: _whole(value) for name, value in sorted(found.items())} or None
+        by_name.setdefault(label_of(labels, "source") or "unknown", {})[labels] = value
+    found = {name: _whole(_delta(before.sources(), series)) for name, series in sorted(by_name.items())}
+    return {name: value for name, value in found.items() if value is not None} or None
 
 
 def _histogram(before: Page, after: Page, name: str) -> dict[str, Any] | None:
