@@ -22,11 +22,21 @@ CAUSE = "ValueError: heads do not divide"
     "2026-02-03 04:05:06.982 [Error] (Process) (EngineCore pid=9) ERROR 02-03 04:05:06 [core.py:1136] ",
     "2026-02-03 04:05:06.982 node-0 >> (EngineCore_DP0 pid=9) ", "[pod/server-0/vllm] ", "[rank0]: ", "3: ",
     "[1,3]<stderr>: ", "Feb  3 04:05:06 host vllm[870]: (EngineCore pid=9) ", "# ", "> ",
+    "node-0: (EngineCore pid=9) ", "[node01] ", "04:05:06 ", "2026/02/03 04:05:06 ", "ERROR ", "ERROR: ",
+    "ERROR 2026-02-03 04:05:06,123 app x -- ", "2026-02-03 04:05:06,123\tERROR worker.py:409 -- ",
+    "2026-02-03 04:05:06,123 - ERROR - ", "2026-02-03T04:05:06.1+00:00 host vllm[9]: ",
 ])
 def test_what_stands_before_a_message(before):
     for behind in ("", "\r", " [repeated 7x across cluster]"):
         assert parse_server_log(f"{before}{CAUSE}{behind}\n")["cause"] == CAUSE
     assert parse_server_log(f"{before}# GPU blocks: 12, # CPU blocks: 34")["kv_cache_blocks"] == 12
+
+
+@pytest.mark.parametrize("before", ["node01: ", "1733000000{}\t", "server-7d9f vllm ", "E {}| [x] 7 "])
+def test_a_traceback_tells_what_stands_before_every_line(before):
+    lines = ("Traceback (most recent call last):", "  File x", CAUSE, "RuntimeError: later")
+    text = "".join(f"{before.format(100 + number)}{line}\n" for number, line in enumerate(lines))
+    assert parse_server_log("other\n" + text)["cause"] == CAUSE
 
 
 def test_levels_are_counted_in_every_form():
