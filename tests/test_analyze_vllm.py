@@ -91,6 +91,49 @@ def test_a_restart_gives_no_numbers(before, after, why):
     assert pair_summary(before, after) == {"valid": False, "error": f"server restarted between scrapes {why}"}
 
 
+@pytest.mark.parametrize(("before", "after", "why"), [
+    (page(num_preemptions_total=[5], prompt_tokens_total=[3]), page(prompt_tokens_total=[4]) + "vllm:num_preem",
+     "second scrape lacks preemptions: cut off, restarted, or of another server"),
+    (page(prompt_tokens_total=[0]), page(prompt_tokens_total=[9]).replace('"m"', '"other"'),
+     "the scrapes are of different models (m; other)"),
+])
+def test_pages_that_cannot_be_compared(before, after, why):
+    assert pair_summary(before, after) == {"valid": False, "error": why}
+
+
+@pytest.mark.parametrize("prefix", ["ray_vllm:", "ray_vllm_"])
+def test_pages_of_ray(prefix):
+    rows = (("num_requests_running", "a", 3), ("num_requests_running", "b", 4), ("prefix_cache_queries", "a", 100),
+            ("generation_tokens_total", "b", 7))
+    text = "".join(f'{prefix}{name}{{ReplicaId="{replica}",engine="0"}} {value}\n' for name, replica, value in rows)
+    seen = page_summary(text)
+    assert (seen["running"], seen["prefix_cache_queries"], seen["generation_tokens"]) == (7, 100, 7)
+
+
+@pytest.mark.parametrize(("text", "version"), [
+    ("vllm:num_requests_swapped 0\n", "v0"), ("vllm:gpu_prefix_cache_hit_rate -1\n", "v0"),
+    ("vllm:gpu_prefix_cache_queries_total 1\nvllm:cpu_cache_usage_perc 0\n", "v1"),
+    ("vllm:kv_cache_usage_perc 0\n", "v1"),
+    ('vllm:num_requests_running{engine="0"} 1\n', "v1"), ("vllm:num_requests_running 1\n", None),
+    ('vllm:num_requests_swapped{engine="vllm",worker_id="w1"} 1\n', "v0"),
+])
+def test_a_piece_of_a_page_need_not_tell_its_engine(text, version):
+    assert page_summary(text)["engine_version"] == version
+
+
+def test_numbers_that_are_none_are_not_passed_on():
+    odd = ("process_start_time_seconds 1e999\nvllm:prompt_tokens_by_source_total{source=\"a\"} +Inf\n"
+           "vllm:prompt_tokens_by_source_total{source=\"b\"} 4\n" + page(prompt_tokens_total=[1e308, 1e308]))
+    seen = pair_summary("vllm:x 0\n", odd)
+    assert seen["prompt_tokens_by_source"] == {"b": 4} and seen["prompt_tokens"] is None
+    assert page_summary(odd)["process_start_s"] is None
+    assert "no edge" in pair_summary("vllm:x 0\n", histogram(1, 1, edges=("NaN", "+Inf")))["ttft"]["error"]
+
+
+def test_an_indented_comment_is_no_damage():
+    assert page_summary("    # HELP vllm:x y\n    vllm:num_preemptions_total 2\n")["num_odd_lines"] == 0
+
+
 def test_a_cut_last_line_is_told_and_the_rest_is_used():
     whole = page(num_preemptions_total=[2], prompt_tokens_total=[30])
     seen = page_summary(whole + 'vllm:generation_tokens_total{engine="0",mod')
@@ -120,6 +163,12 @@ def test_quantiles_of_an_interval_and_of_two_engines():
     seen = pair_summary(histogram(5, 0, 0), histogram(5, 8, 0) + histogram(2, 0, 0, engine=1))["ttft"]
     assert seen["count"] == 10 and seen["p50_upper_s"] == 1.0
     assert seen["p50_interp_s"] == pytest.approx(0.1 + 0.9 * 3 / 8)
+
+
+def test_sums_without_buckets_give_a_mean():
+    name, start = "vllm:time_to_first_token_seconds", page(num_preemptions_total=[0])
+    seen = pair_summary(start, start + f"{name}_sum 1.0\n{name}_count 4\n")
+    assert seen["ttft"] == {"count": 4, "mean_s": 0.25} and "itl" not in seen
 
 
 def test_buckets_that_cannot_be_used_are_told():

@@ -68,6 +68,15 @@ def test_a_missing_step_is_counted():
     assert num_lost([steps[0], replace(steps[1], index=519)]) == 3
 
 
+def test_each_engine_counts_its_own_steps():
+    other = NEW.replace("Engine 000: Iteration(516)", "Engine 001: Iteration(90)")
+    steps = parse_iterations(OLD + other + NEW + OLD.replace("DP0", "DP1").replace("(515)", "(92)"))
+    assert [step.engine for step in steps] == [0, 1, 0, 1] and num_lost(steps) == 1
+    with pytest.raises(ValueError, match="2 engines"):
+        arrival_steps(steps, num_requests=1, prompt_tokens=1)
+    assert parse_iterations(OLD.replace("_DP0", ""))[0].engine == 0
+
+
 @pytest.mark.parametrize("line", RECORDED, ids=lambda line: f"{line['num_blocks']}-{line['concurrency']}")
 def test_the_model_makes_every_step_that_vllm_made(line):
     """Closed loops too: only the arrivals are taken from the log, and the first ones are those of one release."""

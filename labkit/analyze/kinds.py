@@ -175,9 +175,9 @@ def _vllm_metrics_pair(paths: list[Path]) -> dict:
 
 
 def _vllm_server_log(paths: list[Path]) -> dict:
-    from labkit.analyze.vllm_server_log import parse_server_log
+    from labkit.analyze.vllm_server_log import read_server_log
 
-    return _parsed(paths, "vllm_server_log", parse_server_log)
+    return _parsed(paths, "vllm_server_log", read_server_log)
 
 
 def _vllm_bench_results(paths: list[Path]) -> dict:

@@ -41,7 +41,7 @@ def parse_metrics(text: str) -> tuple[dict[str, Series], int]:
     found: dict[str, Series] = {}
     num_odd = 0
     for line in text.splitlines():
-        if not line or line[0] == "#":
+        if not line or line[0] == "#" or line.lstrip()[:1] == "#":
             continue
         key, _, number = line.rpartition(" ")
         name, labels = _series(key)
@@ -106,9 +106,10 @@ def label_of(labels: Labels, name: str) -> str | None:
 
 
 def total(series: Series) -> float | None:
-    """Sum over label sets; None without a finite value."""
+    """Sum over label sets, of the values that are finite; None without one, and where the sum is none."""
     values = [value for value in series.values() if math.isfinite(value)]
-    return sum(values) if values else None
+    found = sum(values)
+    return found if values and math.isfinite(found) else None
 
 
 def bucket_counts(series: Iterable[tuple[Labels, float]]) -> tuple[list[tuple[float, float]], str | None]:
@@ -122,7 +123,7 @@ def bucket_counts(series: Iterable[tuple[Labels, float]]) -> tuple[list[tuple[fl
     by_source: dict[Labels, dict[float, float]] = {}
     for labels, value in series:
         edge = _number(label_of(labels, "le") or "")
-        if edge is None:
+        if edge is None or math.isnan(edge):
             return [], "a bucket has no edge"
         rest = tuple(pair for pair in labels if pair[0] != "le")
         by_source.setdefault(rest, {})[edge] = value

@@ -20,6 +20,7 @@ _LINE = re.compile(
     r"(?P<generation_requests>\d+) generation requests, (?P<generation_tokens>\d+) generation tokens, "
     r"iteration elapsed time: (?P<elapsed_ms>[\d.]+) ms(?P<dummy> \(dummy\))?"
     r"(?:, \w+ KV cache usage: (?P<usage>[\d.]+)%)?")
+_ENGINE = re.compile(r"(?:EngineCore_(?:DP)?|Engine )(\d+)(?: pid=|: $)")
 TOKENS = ("context_requests", "context_tokens", "generation_requests", "generation_tokens")
 
 
@@ -36,10 +37,12 @@ class Iteration:
     elapsed_ms: float
     usage_pct: float | None
     """Of the cache when the step had ended, one decimal; None where the release does not say."""
+    engine: int = 0
+    """Of several that share the data: each counts its own steps."""
 
 
 def parse_iterations(text: str) -> list[Iteration]:
-    """The steps in a log, or in a piece of one; empty without any.
+    """The steps in a log, or in a piece of one, of all its engines; empty without any.
 
     Dummy steps of data-parallel ranks without work are left out.
     """
@@ -47,8 +50,10 @@ def parse_iterations(text: str) -> list[Iteration]:
     for match in _LINE.finditer(text):
         if match["dummy"]:
             continue
+        before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+        engines = _ENGINE.findall(before)
         found.append(Iteration(
-            index=int(match["index"]), elapsed_ms=float(match["elapsed_ms"]),
+            engine=int(engines[-1]) if engines else 0, index=int(match["index"]), elapsed_ms=float(match["elapsed_ms"]),
             usage_pct=float(match["usage"]) if match["usage"] else None,
             **{name: int(match[name]) for name in TOKENS}))
     return found
@@ -74,8 +79,11 @@ def find_lone_prompt(text: str, *, num_tokens: int, after_tokens: int) -> int:
 
 
 def num_lost(steps: Sequence[Iteration]) -> int:
-    """Steps missing between the first and the last: gaps of their numbers, which rise by one."""
-    return steps[-1].index - steps[0].index + 1 - len(steps) if steps else 0
+    """Steps missing between the first and the last of each engine: gaps of their numbers, which rise by one."""
+    by_engine: dict[int, list[int]] = {}
+    for step in steps:
+        by_engine.setdefault(step.engine, []).append(step.index)
+    return sum(numbers[-1] - numbers[0] + 1 - len(numbers) for numbers in by_engine.values())
 
 
 def arrival_steps(steps: Sequence[Iteration], *, num_requests: int, prompt_tokens: int) -> list[int]:
@@ -87,7 +95,7 @@ def arrival_steps(steps: Sequence[Iteration], *, num_requests: int, prompt_token
         prompt_tokens: of each of them.
 
     Returns: one number each, rising, from 0 on.
-    Raises: ValueError when the steps do not hold all prompts.
+    Raises: ValueError when the steps do not hold all prompts, or are of several engines.
     Assumes: no cached prefix, and no request is preempted before its first token: then its prompt is counted again.
 
     >>> line = "Iteration({}): 1 context requests, {} context tokens, 0 generation requests, 0 generation tokens, "
@@ -95,6 +103,8 @@ def arrival_steps(steps: Sequence[Iteration], *, num_requests: int, prompt_token
     >>> arrival_steps(parse_iterations(log), num_requests=2, prompt_tokens=8)
     [0, 1]
     """
+    if len(engines := {step.engine for step in steps}) > 1:
+        raise ValueError(f"the log holds steps of {len(engines)} engines, expected those of one")
     arrivals, seen = list[int](), 0
     for made, step in enumerate(steps):
         seen += step.context_tokens

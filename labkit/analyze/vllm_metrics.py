@@ -50,7 +50,11 @@ HISTOGRAMS = {
 }
 SOURCES = "prompt_tokens_by_source"
 START = "process_start_time_seconds"
-_PREFIX = re.compile(r"^vllm[:_]")
+_PREFIX = re.compile(r"^(?:ray_)?vllm[:_]")
+_OF_V1 = ("kv_cache_usage_perc", "engine_sleep_state")
+_OF_V0 = ("gpu_prefix_cache_hit_rate", "cpu_prefix_cache_hit_rate", "cpu_cache_usage_perc", "num_requests_swapped",
+          "avg_prompt_throughput_toks_per_s", "avg_generation_throughput_toks_per_s")
+"""Gauges that only one of the two engines has."""
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
@@ -69,7 +73,7 @@ class Page:
             self.error = str(error)
             return
         self.process_start = samples.get(START, {})
-        # OpenMetrics writes vllm_ for vllm:, and both write a counter with _total behind it.
+        # OpenMetrics writes vllm_ for vllm:, Ray puts its name before either; a counter has _total behind it, or not.
         self._samples = {_PREFIX.sub("", name): series for name, series in samples.items() if _PREFIX.match(name)}
         if not self._samples:
             self.error = "no vLLM metric on the page"
@@ -98,16 +102,30 @@ class Page:
         """Sum series of a histogram."""
         return self.series(HISTOGRAMS[quantity], suffixes=("_sum",))
 
+    def observations(self, quantity: str) -> Series:
+        """Count series of a histogram."""
+        return self.series(HISTOGRAMS[quantity], suffixes=("_count",))
+
     def sources(self) -> Series:
         """Prompt tokens by where they came from."""
         return self.series((SOURCES,), suffixes=("_total", ""))
 
     @property
-    def engine_version(self) -> str:
-        """`v0` or `v1`: the first engine had a hit-rate gauge and a CPU swap space, and no counter of hits."""
-        is_old = self.series(("gpu_prefix_cache_hit_rate", "cpu_cache_usage_perc")) and not self.counter(
-            "prefix_cache_queries")
-        return "v0" if is_old else "v1"
+    def engine_version(self) -> str | None:
+        """`v0` or `v1`: the first engine had a hit-rate gauge and a CPU swap space, and no counter of hits.
+
+        None where the page, or the piece of it, has nothing that only one of them writes. The second one numbers its
+        engines; a gateway that collects pages may set that label to a name.
+        """
+        if self.counter("prefix_cache_queries") or self.series(_OF_V1) or any(map(str.isdigit, self.engines)):
+            return "v1"
+        return "v0" if self.series(_OF_V0) else None
+
+    @property
+    def models(self) -> set[str]:
+        """Values of the label `model_name`."""
+        found = {label_of(labels, "model_name") for series in self._samples.values() for labels in series}
+        return {name for name in found if name is not None}
 
     @property
     def engines(self) -> list[str]:
@@ -119,8 +137,8 @@ class Page:
 def page_summary(text: str) -> dict[str, Any]:
     """One scrape as plain values: totals since the server's start, gauges of this moment.
 
-    Returns: valid, error (None if valid), engine_version, engines, and each counter and gauge (None where the page has
-        none): kv_cache_usage is a fraction, the largest of the engines; the others are sums.
+    Returns: valid, error (None if valid), engine_version (None: cannot be told), engines, and each counter and gauge
+        (None where the page has none): kv_cache_usage is a fraction, the largest of the engines; the others are sums.
     """
     page = Page(text)
     if page.error:
@@ -130,7 +148,7 @@ def page_summary(text: str) -> dict[str, Any]:
         "num_odd_lines": page.num_odd_lines,
         **{name: _whole(total(page.counter(name))) for name in COUNTERS},
         **_gauges(page),
-        "process_start_s": next(iter(page.process_start.values()), None),
+        "process_start_s": next(filter(math.isfinite, page.process_start.values()), None),
     }
 
 
@@ -154,8 +172,8 @@ def pair_summary(before_text: str, after_text: str) -> dict[str, Any]:
     Returns: valid, error; counters as differences (None where there is no such counter), gauges of the second scrape,
         prefix_cache_hit_rate of this interval (hits / queries, None without queries), prompt_tokens_by_source,
         histograms with count, mean_s and quantiles as far as their buckets tell, checks, and engine_version.
-        A restart, or a page that cannot be used, gives valid False and no number: a difference across a restart is not
-        one, and zero would be a lie.
+        A restart, another server, or a page that cannot be used or is cut off, gives valid False and no number: a
+        difference across a restart is not one, and zero would be a lie.
     """
     before, after = Page(before_text), Page(after_text)
     for name, page in (("first", before), ("second", after)):
@@ -163,6 +181,8 @@ def pair_summary(before_text: str, after_text: str) -> dict[str, Any]:
             return {"valid": False, "error": f"{name} scrape: {page.error}"}
     if (why := restart(before, after)) is not None:
         return {"valid": False, "error": f"server restarted between scrapes ({why})"}
+    if (why := _strangers(before, after)) is not None:
+        return {"valid": False, "error": why}
     counts = {name: _whole(_delta(before.counter(name), after.counter(name))) for name in COUNTERS}
     sources = _by_source(before, after)
     return {
@@ -189,9 +209,18 @@ def restart(before: Page, after: Page) -> str | None:
     for name in COUNTERS:
         first, second = before.counter(name), after.counter(name)
         went_down |= any(second[key] < value for key, value in first.items() if key in second)
-        went_away |= any(value > 0 for key, value in first.items() if key not in second)
+        went_away |= bool(second) and any(value > 0 for key, value in first.items() if key not in second)
     reasons += ["counters went down"] * went_down + ["counters went away"] * went_away
     return ", ".join(reasons) or None
+
+
+def _strangers(before: Page, after: Page) -> str | None:
+    """Why two pages cannot be compared although no counter fell, or None."""
+    first, second = before.models, after.models
+    if first and second and not first & second:
+        return f"the scrapes are of different models ({', '.join(sorted(first))}; {', '.join(sorted(second))})"
+    lacking = [name for name in COUNTERS if (total(before.counter(name)) or 0) > 0 and not after.counter(name)]
+    return f"second scrape lacks {', '.join(lacking)}: cut off, restarted, or of another server" if lacking else None
 
 
 def _delta(before: Series, after: Series) -> float | None:
@@ -204,7 +233,8 @@ def _whole(value: float | None) -> float | int | None:
 
 
 def _rate(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
+    rate = part / whole if part is not None and whole else None
+    return rate if rate is not None and math.isfinite(rate) else None
 
 
 def _gauges(page: Page) -> dict[str, float | int | None]:
@@ -214,24 +244,25 @@ def _gauges(page: Page) -> dict[str, float | int | None]:
 
 
 def _by_source(before: Page, after: Page) -> dict[str, Any] | None:
-    found: dict[str, Any] = {}
+    by_name: dict[str, Series] = {}
     for labels, value in after.sources().items():
-        name = label_of(labels, "source") or "unknown"
-        found[name] = found.get(name, 0) + value - before.sources().get(labels, 0.0)
-    return {name: _whole(value) for name, value in sorted(found.items())} or None
+        by_name.setdefault(label_of(labels, "source") or "unknown", {})[labels] = value
+    found = {name: _whole(_delta(before.sources(), series)) for name, series in sorted(by_name.items())}
+    return {name: value for name, value in found.items() if value is not None} or None
 
 
 def _histogram(before: Page, after: Page, name: str) -> dict[str, Any] | None:
     series, first = after.buckets(name), before.buckets(name)
-    if not series:
-        return None
+    spent = _delta(before.sums(name), after.sums(name))
+    if not series:  # a page filtered to sums and counts
+        count = _delta(before.observations(name), after.observations(name))
+        return None if count is None else {"count": _whole(count), "mean_s": _rate(spent, count)}
     growth: list[tuple[Labels, float]] = [(labels, value - first.get(labels, 0.0)) for labels, value in series.items()]
     buckets, why = bucket_counts(growth)
     if why:
         return {"count": None, "error": why}
     count = sum(number for _, number in buckets)
-    spent = _delta(before.sums(name), after.sums(name))
-    found: dict[str, Any] = {"count": _whole(count), "mean_s": spent / count if count and spent is not None else None}
+    found: dict[str, Any] = {"count": _whole(count), "mean_s": _rate(spent, count)}
     for label, q in _QUANTILES.items():
         seen = quantile(buckets, q)
         if seen is None:

@@ -1,6 +1,9 @@
 """Planted errors in the scheduler model, the load client and the readers of vLLM's output."""
 
 POOL, SCHEDULER, T = "labkit/calc/block_pool.py", "labkit/calc/scheduler.py", "tests/test_calc_scheduler.py"
+LOG, CAUSES, L = ("labkit/analyze/vllm_server_log.py", "labkit/analyze/vllm_log_causes.py",
+                  "tests/test_analyze_vllm_logs.py")
+PAIRS = "tests/test_analyze_vllm.py::test_pages_that_cannot_be_compared"
 ENGINE = f"{T}::test_the_real_engine_counted_the_same"
 
 
@@ -35,6 +38,29 @@ MUTANTS = [
           "tests/test_analyze_cases.py::test_expected_answer"),
     plant("a_restart_is_clamped", "labkit/analyze/vllm_metrics.py", "if (why := restart(before, after)) is not None:",
           "if (why := restart(before, after)) == '':", "tests/test_analyze_vllm.py::test_a_restart_gives_no_numbers"),
+    plant("another_server_is_compared", "labkit/analyze/vllm_metrics.py",
+          "if (why := _strangers(before, after)) is not None:", "if (why := _strangers(before, after)) == '':", PAIRS),
+    plant("a_piece_of_a_page_is_of_the_newest_engine", "labkit/analyze/vllm_metrics.py",
+          'return "v0" if self.series(_OF_V0) else None', 'return "v0" if self.series(_OF_V0) else "v1"',
+          "tests/test_analyze_vllm.py::test_a_piece_of_a_page_need_not_tell_its_engine"),
+    plant("the_first_engine_speaks_for_all", LOG, "min(values, default=None)", "next(iter(values), None)",
+          f"{L}::test_engines_that_share_the_data", f"{L}::test_pipeline_stages_have_what_the_smallest_has"),
+    plant("the_first_start_counts", LOG, "*earlier, last = _starts(lines)", "last, *earlier = _starts(lines)",
+          f"{L}::test_the_last_of_several_starts_counts"),
+    plant("all_engines_together_are_engine_zero", LOG, 'None if match["all"] else int', "int",
+          f"{L}::test_engines_that_share_the_data"),
+    plant("a_wrapped_line_is_left_wrapped", "labkit/analyze/vllm_log_lines.py",
+          "while match := _WRAPPING.match(text) or", "if match := _WRAPPING.match(text) or",
+          f"{L}::test_what_stands_before_a_message"),
+    plant("unknown_wrappings_are_not_learned", "labkit/analyze/vllm_log_lines.py", "wrapping = _learned(raws)",
+          "wrapping = None", f"{L}::test_a_traceback_tells_what_stands_before_every_line"),
+    plant("a_handled_error_is_the_cause", CAUSES, "return cause.startswith(_LOOK_UPS) and", "return False and",
+          f"{L}::test_causes"),
+    plant("an_end_is_a_cause", CAUSES, "if _OF_AN_END.search(line.text):", "if False:", f"{L}::test_causes"),
+    plant("a_failed_request_is_a_crash", CAUSES, "    if first is None:\n        return None\n",
+          "    if first is None:\n        first = 0\n", f"{L}::test_a_server_that_was_ready_and_died"),
+    plant("a_failure_needs_a_cause", CAUSES, "            seen = True\n", "            seen = False\n",
+          f"{L}::test_a_failure_without_its_cause_is_a_failure"),
     plant("an_error_event_is_a_success", "labkit/analyze/sse.py",
           'if name == "error" or _error(chunk) is not None:', "if False:",
           "tests/test_analyze_vllm.py::test_what_a_request_came_to"),

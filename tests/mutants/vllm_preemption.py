@@ -18,6 +18,8 @@ def plant(name, file, old, new, *tests):
 
 
 MUTANTS = [
+    plant("engines_steps_are_mixed", STEPS, "by_engine.setdefault(step.engine, [])", "by_engine.setdefault(0, [])",
+          f"{T_STEPS}::test_each_engine_counts_its_own_steps"),
     plant("an_arrival_is_a_step_late", RUNS, "pending[0][1] <= now and", "pending[0][1] < now and", REAL),
     plant("an_idle_engine_waits_for_the_next_request", RUNS,
           "now = engine.num_steps - steps if not engine.is_idle else max(engine.num_steps - steps, pending[0][1])",
