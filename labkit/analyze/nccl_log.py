@@ -26,9 +26,11 @@ _CHOICE = re.compile(
     r"(?:\b(\w+)(?: \[\w+\])?:\s*)?(?<!\d)(\d+) Bytes -> Algo (\S+) proto (\S+)"
     r"(?: time (\d+(?:\.\d+)?))?(?: channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\})?")
 _KERNEL = re.compile(r"(\w+) \[Symmetric\]:\s*(\d+) Bytes -> Kernel (\S+)(?: nchannels (\d+))?")
-_VIA = re.compile(r"Channel (\d+)(?:/\d+)? : (\d+)\[[^\]]*\] -> (\d+)\[[^\]]*\](?: \[\w+\])? via (direct shared memory|\S+(?: pointer)?)")
+_VIA = re.compile(r"Channel (\d+)(?:/\d+)? : (\d+)\[[^\]]*\] -> (\d+)\[[^\]]*\](?: \[\w+\])? via "
+                  r"(direct shared memory|\S+(?: pointer)?)")
 _ENV = re.compile(  # to the end, or to where another process wrote into the line
-    r"\b((?:NCCL|RCCL)_\w+) set (?:by environment )?to (\S.*?)(?=\.[\w-]+:\d+:\d+ \[|\s\S+:\d+:\d+ \[|\s*$)")
+    r"\b((?:NCCL|RCCL)_\w+) set (?:by environment )?to (\S.*?)"
+    r"(?=\.[\w-]+:\d+:\d+ \[|\s\S+:\d+:\d+ \[|\s*$)")
 _TOLD = re.compile(r"\b[NR]CCL (?:INFO|WARN|TRACE|ABORT|VERSION|version)\b")
 _VERSION = re.compile(r"\b[NR]CCL version\s*:?\s*(\d+\.\d+\.\d+)")
 _RING = re.compile(r"(?:Channel|Ring) (\d+)(?:/(\d+))? :(?: +\d+)+\s*$")
