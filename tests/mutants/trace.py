@@ -153,8 +153,8 @@ MUTANTS = [
     ),
     dict(
         name="unknown_memory_is_text",
-        file="labkit/analyze/smi.py",
-        old="if _UNKNOWN_CELL.match(cell) or not cell:",
+        file="labkit/analyze/smi_query.py",
+        old="if UNKNOWN_CELL.match(cell) or not cell:",
         new="if not cell:",
         tests=["tests/test_analyze_smi.py::test_what_the_driver_does_not_tell_is_none_with_a_reason"],
     ),
