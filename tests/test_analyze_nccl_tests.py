@@ -148,6 +148,44 @@ def test_a_librarys_own_lines_tell_the_vendor_and_are_no_failure():
     assert answer["error"].startswith("no footer")
 
 
+def record(in_place, *, size=1024, wrong="0", **more):
+    return {"numCycle": 0, "name": "AllReduce", "nodes": 1, "ranks": 2, "ranksPerNode": 2, "gpusPerRank": 4, "size": size,
+            "type": "float", "redop": "sum", "inPlace": in_place, "time": 28.5, "algBw": 0.04, "busBw": 0.07,
+            "wrong": wrong, **more}
+
+
+def test_the_list_that_rccl_tests_writes():
+    records = [record(0), record(1, time=27.5), record(0, size=2048, wrong="3"), record(1, size=2048, wrong="N/A")]
+    answer = parse_json(json.dumps(records, indent=0))
+    assert (answer["op"], answer["nranks"], answer["library"], len(answer["rows"])) == ("all_reduce", 8, "rccl", 2)
+    assert answer["rows"][0]["in_place"] == {"time_us": 27.5, "algbw": 0.04, "busbw": 0.07, "wrong": 0}
+    assert answer["rows"][1]["in_place"]["wrong"] is None and answer["passed"] is False
+    assert parse_json(json.dumps(records[:2]))["passed"] is None, "no footer tells of values out of bounds"
+    cut = parse_json(json.dumps(records)[:-40])
+    assert cut["finished"] is False and len(cut["rows"]) == 2 and "cut off" in cut["error"]
+
+
+def test_the_same_as_comma_separated_values():
+    keys = ["numCycle", "name", "nodes", "ranks", "ranksPerNode", "gpusPerRank", "size", "type", "redop", "inPlace", "time",
+            "algBw", "busBw", "wrong"]
+    records = [record(0), record(1), record(1, size=2048)]
+    head = "numCycle,collective,nodes,ranks,ranksPerNode,gpusPerRank,size,type,redop,inplace,time,algbw,busbw,#wrong\n"
+    text = head + "".join(",".join(str(found[key]) for key in keys) + "\n" for found in records)
+    answer = parse_text(text)
+    assert answer["rows"] == parse_json(json.dumps(records))["rows"] and answer["nranks"] == 8
+    assert answer["rows"][1]["out_of_place"] is None and answer["rows"][1]["in_place"]["time_us"] == 28.5
+
+
+@pytest.mark.parametrize(("title", "side"), [("in-place", "in_place"), ("out-of-place", "out_of_place")])
+def test_one_side_only_and_what_was_chosen(title, side):
+    header = TABLE.rstrip()[: TABLE.index("#wrong") + 6] + "     algo     proto   nchannels\n"
+    row = ROW.rstrip()[: ROW.index("27.94")].rstrip() + "    Ring        LL           8\n"
+    (found,) = parse_text(HEAD + RANKS + f"#            {title}\n" + header + row + FOOT)["rows"]
+    assert found[side] == {"time_us": 28.31, "algbw": 0.04, "busbw": 0.06, "wrong": 0}
+    assert [found[name] for name in ("out_of_place", "in_place") if name != side] == [None]
+    assert (found["algorithm"], found["protocol"], found["num_channels"]) == ("Ring", "LL", 8)
+
+
 def test_units_in_the_header_and_a_commit_in_the_version():
     header = "bytes count type redop root time(us) algbw busbw errors time(us) algbw busbw errors\n"
     text = "# nccl-tests version 2.17.8 (a1b2c3) nccl-headers=22807 nccl-library=22808\n" + header + ROW

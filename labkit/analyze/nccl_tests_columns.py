@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.analyze.kinds import UnreadableInput
+from labkit.analyze.nccl_tests import SIDES
 
 CELL = re.compile(r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+|nan|inf|n/?a)\*?$", re.IGNORECASE)
 _NAMES = {"bytes": "size", "n": "count", "op": "redop", "cputime": "time", "#wrong": "wrong", "errors": "wrong",
@@ -14,6 +15,8 @@ _NAMES = {"bytes": "size", "n": "count", "op": "redop", "cputime": "time", "#wro
           "i_max": "iter_max_us", "i_p99": "iter_p99_us", "i_cv%": "iter_cv_pct"}
 _PLAIN = 13
 """Columns of most versions, taken where the header was cut off."""
+_CHOSEN = {"algo": "algorithm", "algorithm": "algorithm", "proto": "protocol", "protocol": "protocol",
+           "channels": "num_channels", "nchannels": "num_channels", "#channels": "num_channels"}
 
 
 @dataclass
@@ -23,6 +26,9 @@ class Layout:
     leading: list[str] = field(default_factory=lambda: ["size", "count", "type", "redop", "root"])
     side: list[str] = field(default_factory=lambda: ["time", "algbw", "busbw", "wrong"])
     num_sides: int = 2
+    sides: tuple[str, ...] = SIDES
+    after: list[str] = field(default_factory=list)
+    """Columns behind both sides: what rccl-tests says it chose (-A 1)."""
     is_cpu_time: bool = False
     time_scale: float = 1.0
     """Factor to us; version 1 prints ms."""
@@ -54,10 +60,13 @@ def layout_of(line: str) -> Layout | None:
     if "busbw" not in names or not starts or not {"size", "bytes"} & set(names[: starts[0]]):
         return None
     end = next((i for i, name in enumerate(names) if name in ("timestamp", "%y-%m-%d")), len(names))
+    chosen = [i for i, name in enumerate(names) if name in _CHOSEN and i > starts[-1]]
+    end = min([end, *chosen])
     length = (starts[1] if len(starts) > 1 else end) - starts[0]
     side = [_NAMES.get(name, name) for name in names[starts[0] : starts[0] + length]]
     return Layout(leading=[_NAMES.get(name, name) for name in names[: starts[0]]], side=side,
-                   num_sides=len(starts), is_cpu_time=names[starts[0]] == "cputime",
+                   num_sides=len(starts), after=[_CHOSEN[names[i]] for i in chosen],
+                  is_cpu_time=names[starts[0]] == "cputime",
                    time_scale=1e3 if names[:2] == ["bytes", "n"] and "(us)" not in line else 1.0)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from labkit.analyze.kinds import UnreadableInput, clean_text
 from labkit.analyze.nccl_tests import count, number, operation, ranks_of, verdict, version_text
+from labkit.analyze.nccl_tests_reporter import is_records, read_records
 from labkit.records.redact import public_environ
 
 MOST_RANKS_A_PROCESS = 1024
@@ -23,7 +24,7 @@ _LONE_SURROGATE = re.compile(r"(?i)\\ud[89ab][0-9a-f]{2}(?!\\ud[c-f])|(?<!\\ud[8
 """Half a character as an escape: no encoder takes what it decodes to."""
 
 def parse_json(text: str) -> dict[str, Any]:
-    """One JSON file of nccl-tests.
+    """One JSON file of nccl-tests (`-J`) or rccl-tests (`-Z json`: a list, without what a header and footer tell).
 
     Returns: as `nccl_tests_text.parse_text`, and `schema`, `environ` (library settings only), `redact_env` (names of
     variables that hold a secret), `straggler_process` (the one that was slowest most often, where per-process times
@@ -32,6 +33,8 @@ def parse_json(text: str) -> dict[str, Any]:
     Raises: UnreadableInput when this is no JSON of nccl-tests.
     """
     raw, cut = _load(text)
+    if is_records(raw):
+        return read_records(raw, cut=cut)
     if not isinstance(raw, dict) or not {"config", "results", "args", "nccl_version"} & raw.keys():
         raise UnreadableInput("no JSON of nccl-tests, expected an object with version, config and results")
     config = _dict(raw.get("config"))
@@ -90,7 +93,7 @@ def _load(text: str) -> tuple[Any, bool]:
         return json.loads(text), False
     except (ValueError, RecursionError):
         pass
-    if not text.startswith("{"):
+    if not text.startswith(("{", "[")):
         raise UnreadableInput("no JSON of nccl-tests, expected text that starts with {")
     for end in _ends(text):
         try:

@@ -16,6 +16,7 @@ from labkit.analyze.kinds import UnreadableInput
 from labkit.analyze.nccl_tests import SIDES, count, in_words, number, operation, ranks_of, verdict, version_text
 from labkit.analyze.nccl_tests_columns import CELL, Layout, guessed_layout, layout_of
 from labkit.analyze.nccl_tests_lines import table_lines
+from labkit.analyze.nccl_tests_reporter import csv_records, read_records
 
 _LIBRARY_LINE = re.compile(
     r"[A-Za-z][\w.-]*:\d+:\d+ (?:\[\d+\] )?(?:N|R)CCL |\[\d{4}-\d\d-\d\d [\d:.]+\] [\w.-]+:\d+:\d+ ")
@@ -60,6 +61,8 @@ def parse_text(text: str) -> dict[str, Any]:
     Raises: UnreadableInput when there is neither a table nor a known failure.
     """
     lines = table_lines(text)
+    if records := csv_records(lines):
+        return read_records(records) | {"runs": 1}
     runs, facts = _collect(lines)
     failure = next((line.strip() for line in lines if _FAILURE.search(line) and " NCCL INFO " not in line), None)
     if not any(run.rows or run.has_header or run.config for run in runs):
@@ -92,6 +95,7 @@ def _collect(lines: list[str]) -> tuple[list[_Run], dict[str, Any]]:
     facts: dict[str, Any] = {"vendor": None, "library": None, "nccl_tests_version": None, "nccl_version": None}
     open_row: list[str] | None = None
     op_before: str | None = None
+    one_side = False
     for line in lines:
         run = runs[-1]
         if found := _CONFIG.match(line.strip()):
@@ -118,8 +122,12 @@ def _collect(lines: list[str]) -> tuple[list[_Run], dict[str, Any]]:
             run.average = number(found[1]), found[2]
             run.num_average_lines += 1
             continue
+        if "in-place" in line and "busbw" not in line:
+            one_side = "out-of-place" not in line
         if layout := layout_of(line):
             run = _unfinished(runs)
+            layout.sides = ("in_place",) if one_side and layout.num_sides == 1 else SIDES
+            one_side = False
             run.layout, run.has_header = layout, True
             run.num_headers += 1
             continue
@@ -244,11 +252,14 @@ def _row(cells: list[str], layout: Layout) -> dict[str, Any]:
     row: dict[str, Any] = {"size": None, "count": None, "type": None, "redop": None, "root": None}
     for name, cell in zip(layout.leading, cells):
         row[name] = cell if name in ("type", "redop") else count(cell)
-    for i, side in enumerate(("out_of_place", "in_place")[: layout.num_sides]):
+    for i, side in enumerate(layout.sides[: layout.num_sides]):
         found = cells[lead + i * width : lead + (i + 1) * width]
         row[side] = _side(dict(zip(layout.side, found)), layout) if found and not _is_blank(found) else None
-    row.setdefault("in_place", None)
+    for side in SIDES:
+        row.setdefault(side, None)
     after = cells[layout.num_cells :]
+    for name, cell in zip(layout.after, after):
+        row[name] = count(cell) if name == "num_channels" else None if _is_blank([cell]) else cell
     if len(after) >= 2 and re.fullmatch(r"\d{4}-\d\d-\d\d", after[0]):
         row["timestamp"] = " ".join(after[:2])
     return row
