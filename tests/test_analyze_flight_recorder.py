@@ -97,13 +97,15 @@ def test_a_group_of_which_all_records_are_lost_is_unknown_unless_the_status_tell
 
 
 def test_the_status_goes_by_a_number_that_is_not_the_groups_name(tmp_path):
-    """Group 107 is the third that each process has joined; another group is called 2."""
+    """Group 107 is the third that each process has joined, group 2 the second."""
     config = {name: {"name": name, "desc": name, "ranks": "[0, 1]"} for name in ("107", "2")}
     dumps = {rank: {"version": "2.10", "pg_config": config, "pg_status": {"2": {"last_enqueued_collective": 9 - rank}},
-                    "entries": [entry(8, group=("107", "tp"), pg_id=2, record_id=7)]} for rank in (0, 1)}
+                    "entries": [entry(1, group=("2", "dp"), pg_id=1), entry(8, group=("107", "tp"), pg_id=2, record_id=7)]}
+             for rank in (0, 1)}
     dumps[0]["entries"].append(entry(9, group=("107", "tp"), pg_id=2, record_id=8))
     found = folder(tmp_path, dumps)
-    assert found["groups"]["107"]["last_seq"] == {"0": 9, "1": 8} and "2" not in found["groups"]
+    assert found["groups"]["107"]["last_seq"] == {"0": 9, "1": 8}
+    assert found["groups"]["2"]["last_seq"] == {"0": 1, "1": 1}
     assert found["first_mismatch"]["missing_ranks"] == [1]
 
 
