@@ -100,7 +100,8 @@ def test_the_status_goes_by_a_number_that_is_not_the_groups_name(tmp_path):
     """Group 107 is the third that each process has joined, group 2 the second."""
     config = {name: {"name": name, "desc": name, "ranks": "[0, 1]"} for name in ("107", "2")}
     dumps = {rank: {"version": "2.10", "pg_config": config, "pg_status": {"2": {"last_enqueued_collective": 9 - rank}},
-                    "entries": [entry(1, group=("2", "dp"), pg_id=1), entry(8, group=("107", "tp"), pg_id=2, record_id=7)]}
+                    "entries": [entry(1, group=("2", "dp"), pg_id=1),
+                                entry(8, group=("107", "tp"), pg_id=2, record_id=7)]}
              for rank in (0, 1)}
     dumps[0]["entries"].append(entry(9, group=("107", "tp"), pg_id=2, record_id=8))
     found = folder(tmp_path, dumps)
@@ -114,6 +115,23 @@ def test_a_number_of_point_to_point_calls_is_no_number_of_collectives(tmp_path):
     dumps = {rank: dump([entry(1), {**entry(0, record_id=1), **sends}, *([entry(2)] if rank == 0 else [])],
                         pg_status={"0": {"last_enqueued_collective": 40}}) for rank in (0, 1)}
     assert folder(tmp_path, dumps)["first_mismatch"]["missing_ranks"] == [1]
+
+
+def test_batches_of_sends_take_numbers_of_collectives(tmp_path):
+    """Rank 0 sends one batch, rank 1 receives and sends: their next all-reduce has the numbers 2 and 3."""
+    def batches(seqs):
+        return [{**entry(seq, record_id=seq - 1), "is_p2p": True, "profiling_name": "nccl:coalesced"} for seq in seqs]
+
+    calls = {0: [*batches([1]), entry(2)], 1: [*batches([1, 2]), entry(3, op="nccl:broadcast")]}
+    dumps = {rank: dump([*made, entry(made[-1]["collective_seq_id"] + 1, record_id=6)]) for rank, made in calls.items()}
+    for value in dumps.values():
+        for i, made in enumerate(value["entries"]):
+            made["record_id"] = i
+    found = folder(tmp_path, dumps)
+    assert found["first_mismatch"]["seq"] == 1 and set(found["first_mismatch"]["differs"]["op"].values()) == {
+        "nccl:all_reduce", "nccl:broadcast"}
+    dumps[1]["entries"][2]["profiling_name"] = "nccl:all_reduce"
+    assert folder(tmp_path, dumps)["first_mismatch"] is None
 
 
 def test_parts_of_a_split_group_share_a_name_and_no_calls(tmp_path):

@@ -148,6 +148,19 @@ def test_a_librarys_own_lines_tell_the_vendor_and_are_no_failure():
     assert answer["error"].startswith("no footer")
 
 
+def test_json_inside_a_log():
+    log = "# Writing JSON output to x.json\n---- begin ----\n" + JSON_V1 + "\n---- end ----\n"
+    assert parse_json(log) == parse_json(JSON_V1)
+
+
+def test_the_librarys_last_message_is_no_error_of_a_run_that_passed():
+    value = json.loads(JSON_V1) | {"errors": ["no device found"]}
+    answer = parse_json(json.dumps(value))
+    assert answer["passed"] is True and answer["error"] is None and answer["warnings"] == ["no device found"]
+    del value["out_of_bounds"]
+    assert parse_json(json.dumps(value))["error"] == "no device found"
+
+
 def record(in_place, *, size=1024, wrong="0", **more):
     return {"numCycle": 0, "name": "AllReduce", "nodes": 1, "ranks": 2, "ranksPerNode": 2, "gpusPerRank": 4, "size": size,
             "type": "float", "redop": "sum", "inPlace": in_place, "time": 28.5, "algBw": 0.04, "busBw": 0.07,

@@ -11,6 +11,7 @@ import io
 import json
 import pickle
 import re
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,7 +77,24 @@ def read_dumps(paths: Sequence[Path]) -> tuple[dict[int, Dump], list[str]]:
             del raw[path]
     ranks = _ranks_of(raw)
     dumps = [_normal(ranks[path], dump) for path, dump in sorted(raw.items(), key=lambda p: ranks[p[0]])]
+    if not any(dump.num_dropped for dump in dumps):
+        for dump in dumps:
+            _count_collectives_only(dump.entries)
     return {dump.rank: dump for dump in _apart(dumps)}, skipped
+
+
+def _count_collectives_only(entries: Sequence[dict[str, Any]]) -> None:
+    """Take out of the sequence numbers what batches of sends and receives have used: ranks make different ones.
+
+    A batch takes a number of the collectives' count, a single send takes none. Told only where no record is lost.
+    """
+    for group in {entry["group"] for entry in entries if entry["is_p2p"]}:
+        here = [entry for entry in entries if entry["group"] == group and entry["seq"] is not None]
+        made = {entry["seq"] for entry in here if not entry["is_p2p"]}
+        batches = sorted({entry["seq"] for entry in here if entry["is_p2p"] and entry["seq"] > 0} - made)
+        for entry in here:
+            if not entry["is_p2p"]:
+                entry["seq"] -= bisect(batches, entry["seq"])
 
 
 def _apart(dumps: list[Dump]) -> list[Dump]:

@@ -46,7 +46,7 @@ def parse_json(text: str) -> dict[str, Any]:
     errors = [str(error) for error in _list(raw.get("errors")) if error]
     finished = bool(bounds) and not cut
     bandwidth_check = {"true": "OK", "false": "FAILED"}.get(str(average.get("okay")).lower())
-    devices = [device for device in _list(config.get("devices")) if isinstance(device, dict)]
+    devices = [device for device in _list(config.get("devices", raw.get("devices"))) if isinstance(device, dict)]
     names = sorted({str(device.get("device_info", "")).strip() for device in devices})
     is_amd = any("AMD" in name or "Instinct" in name for name in names)
     answer: dict[str, Any] = {
@@ -62,6 +62,8 @@ def parse_json(text: str) -> dict[str, Any]:
                   bandwidth_check=bandwidth_check, validation=count(config.get("validation"))),
         "straggler_process": _straggler(found),
     }
+    if errors and finished and answer["passed"] is not False:
+        answer["warnings"], errors = [errors[0][:200]], []  # the library's last message, also of a run that passed
     answer["error"] = errors[0][:200] if errors else (None if finished else "cut off: the program did not finish")
     answer["usable"] = answer["usable_rows"] > 0 and answer["passed"] is not False and answer["nranks_total"] != 1
     return answer
@@ -89,8 +91,10 @@ def _load(text: str) -> tuple[Any, bool]:
     text = clean_text(text).strip().lstrip("\ufeff")
     text = re.sub(r"(?<=[:,\[])\s*[-+]?(?:inf(?:inity)?|nan|NaN|Infinity)\b", "null", text)
     text = _LONE_SURROGATE.sub(r"\\ufffd", text)
+    if not text.startswith(("{", "[")) and (found := re.search(r"^[ \t]*[{\[]", text, re.MULTILINE)):
+        text = text[found.start() :].lstrip()  # in a log, behind what the program printed
     try:
-        return json.loads(text), False
+        return json.JSONDecoder().raw_decode(text)[0], False
     except (ValueError, RecursionError):
         pass
     if not text.startswith(("{", "[")):
