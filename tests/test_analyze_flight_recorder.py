@@ -14,7 +14,8 @@ from labkit.calc.mesh_prediction import random_faults, report_members
 
 
 def entry(seq, *, op="nccl:all_reduce", group=("0", "default_pg"), sizes=((1024,),), state="completed", **more):
-    return {"record_id": more.pop("record_id", seq - 1), "pg_id": 0, "process_group": list(group),
+    return {"record_id": more.pop("record_id", seq - 1), "pg_id": more.pop("pg_id", int(group[0])),
+            "process_group": list(group),
             "collective_seq_id": seq, "p2p_seq_id": 0, "profiling_name": op, "is_p2p": False, "state": state,
             "input_sizes": [list(size) for size in sizes], "input_dtypes": ["Float"], **more}
 
@@ -37,7 +38,8 @@ FULL, SHORT = [entry(1), entry(2), entry(3, state="scheduled")], [entry(1), entr
 @pytest.mark.parametrize("how", ["pickle", "json"])
 @pytest.mark.parametrize("pattern", [
     "nccl_trace_rank_{rank}", "nccl_trace_rank_nodeA-07_{rank}.json", "rank{rank}.pkl", "trace_rank_10.0.0.7_{rank}",
-    "comm_lib_trace_rank_{rank}.json.gz.txt", "rank_{rank}_of_2.json", "job7_rank-{rank}.pickle"])
+    "comm_lib_trace_rank_{rank}.json.gz.txt", "rank_{rank}_of_2.json", "job7_rank-{rank}.pickle",
+    "rank={rank}.20260101.pkl"])
 def test_missing_call_whatever_the_files_are_called(tmp_path, how, pattern):
     found = folder(tmp_path, {0: dump(FULL), 1: dump(SHORT)}, how=how, pattern=pattern)
     first = found["first_mismatch"]
@@ -92,6 +94,65 @@ def test_a_group_of_which_all_records_are_lost_is_unknown_unless_the_status_tell
     assert folder(tmp_path, dumps)["first_mismatch"] is None
     dumps[1]["pg_status"] = {"0": {"last_enqueued_collective": 0}}
     assert folder(tmp_path, dumps)["first_mismatch"]["missing_ranks"] == [1]
+
+
+def test_the_status_goes_by_a_number_that_is_not_the_groups_name(tmp_path):
+    """Group 107 is the third that each process has joined, group 2 the second."""
+    config = {name: {"name": name, "desc": name, "ranks": "[0, 1]"} for name in ("107", "2")}
+    dumps = {rank: {"version": "2.10", "pg_config": config, "pg_status": {"2": {"last_enqueued_collective": 9 - rank}},
+                    "entries": [entry(1, group=("2", "dp"), pg_id=1),
+                                entry(8, group=("107", "tp"), pg_id=2, record_id=7)]}
+             for rank in (0, 1)}
+    dumps[0]["entries"].append(entry(9, group=("107", "tp"), pg_id=2, record_id=8))
+    found = folder(tmp_path, dumps)
+    assert found["groups"]["107"]["last_seq"] == {"0": 9, "1": 8}
+    assert found["groups"]["2"]["last_seq"] == {"0": 1, "1": 1}
+    assert found["first_mismatch"]["missing_ranks"] == [1]
+
+
+def test_a_number_of_point_to_point_calls_is_no_number_of_collectives(tmp_path):
+    sends = {"is_p2p": True, "profiling_name": "nccl:send 0->1"}
+    dumps = {rank: dump([entry(1), {**entry(0, record_id=1), **sends}, *([entry(2)] if rank == 0 else [])],
+                        pg_status={"0": {"last_enqueued_collective": 40}}) for rank in (0, 1)}
+    assert folder(tmp_path, dumps)["first_mismatch"]["missing_ranks"] == [1]
+
+
+def test_batches_of_sends_take_numbers_of_collectives(tmp_path):
+    """Rank 0 sends one batch, rank 1 receives and sends: their next all-reduce has the numbers 2 and 3."""
+    def batches(seqs):
+        return [{**entry(seq, record_id=seq - 1), "is_p2p": True, "profiling_name": "nccl:coalesced"} for seq in seqs]
+
+    calls = {0: [*batches([1]), entry(2)], 1: [*batches([1, 2]), entry(3, op="nccl:broadcast")]}
+    dumps = {rank: dump([*made, entry(made[-1]["collective_seq_id"] + 1, record_id=6)]) for rank, made in calls.items()}
+    for value in dumps.values():
+        for i, made in enumerate(value["entries"]):
+            made["record_id"] = i
+    found = folder(tmp_path, dumps)
+    assert found["first_mismatch"]["seq"] == 1 and set(found["first_mismatch"]["differs"]["op"].values()) == {
+        "nccl:all_reduce", "nccl:broadcast"}
+    dumps[1]["entries"][2]["profiling_name"] = "nccl:all_reduce"
+    assert folder(tmp_path, dumps)["first_mismatch"] is None
+
+
+def test_parts_of_a_split_group_share_a_name_and_no_calls(tmp_path):
+    def part(rank, calls):
+        ranks = "[0, 1]" if rank < 2 else "[2, 3]"
+        return dump([entry(seq, group=("1", "mesh_tp"), record_id=seq - 1) for seq in range(1, calls + 1)],
+                    ranks=ranks, name="1")
+
+    found = folder(tmp_path, {rank: part(rank, 2 if rank < 2 else 5) for rank in range(4)})
+    assert found["first_mismatch"] is None and sorted(found["groups"]) == ["1 [0, 1]", "1 [2, 3]"]
+    found = folder(tmp_path, {rank: part(rank, 5 if rank == 3 else 2) for rank in range(4)})
+    assert (found["first_mismatch"]["group"], found["first_mismatch"]["missing_ranks"]) == ("1 [2, 3]", [2])
+
+
+def test_a_dump_of_open_calls_only_leaves_out_what_is_done(tmp_path):
+    config = {"0": {"name": "0", "ranks": "[0, 1]"}, "1": {"name": "1", "ranks": "[0, 1]"}}
+    status = {"0": {"last_enqueued_collective": "4"}, "1": {"last_enqueued_collective": "7"}}
+    open_call = entry(7, group=("1", "tp"), record_id=10, state="started")
+    dumps = {0: {"pg_config": config, "pg_status": status, "entries": [entry(1), open_call]},
+             1: {"pg_config": config, "pg_status": status}}
+    assert folder(tmp_path, dumps)["first_mismatch"] is None
 
 
 def test_gloo_keeps_scheduled_but_retires(tmp_path):

@@ -83,6 +83,35 @@ def test_paths_settings_channels_and_subsystems():
     assert answer["subsystems"] == ["INIT", "ENV", "GRAPH", "TUNING"] and answer["nccl_version"] == "2.28.9"
 
 
+@pytest.mark.parametrize("line", ["n0:9:9 [0] NCCL INFO RCCL version : 2.26.6-HEAD:f2", "RCCL version 2.26.6+hip7.0",
+                                  "[lib] load RCCL version: 2.26.6"])
+def test_rccl_writes_its_version_in_other_ways(line):
+    assert parse_log(line + "\n" + IN_FRONT + "Init COMPLETE")["nccl_version"] == "2.26.6"
+
+
+def test_what_the_first_versions_wrote():
+    answer = parse_log(log("Channel 00 :    0   1   2", "Channel 01 :    0   2   1", version="2.4.8") + "\n" + log(
+        "Ring 00 : 0[0] -> 1[1] via P2P/IPC", "Channel 00 : 1[1a000] -> 2[1b000] via direct shared memory"))
+    assert answer["num_ring_channels"] == 2 and answer["transports"] == {"1-2": ["direct shared memory"]}
+
+
+def test_settings_in_their_other_words():
+    answer = parse_log(log("NCCL_IB_HCA set to mlx5_0,mlx5_1", "NCCL_DEBUG_FILE set by environment to /tmp/a b.log.",
+                           "NCCL_ALGO set by environment to Tree.n0:1:2 [1] NCCL INFO Init COMPLETE"))
+    assert answer["environ"] == {"NCCL_IB_HCA": "mlx5_0,mlx5_1", "NCCL_DEBUG_FILE": "/tmp/a b.log", "NCCL_ALGO": "Tree"}
+
+
+def test_a_container_log_of_json_records():
+    lines = log("NCCL_ALGO set by environment to Tree.").splitlines()
+    text = "".join(json.dumps({"log": line + "\n", "stream": "stderr"}) + "\n" for line in lines)
+    assert parse_log(text) == parse_log("\n".join(lines))
+
+
+def test_a_text_that_only_names_the_library_is_refused():
+    with pytest.raises(UnreadableInput, match="NCCL_DEBUG=INFO"):
+        parse_log("we use NCCL for this")
+
+
 def test_a_refusal_is_a_warning():
     warning = "Error : no algorithm/protocol available for function AllReduce with datatype ncclFloat32."
     answer = parse_log(f"n0:1:2 [0] enqueue.cc:2110 NCCL WARN {warning}")

@@ -3,14 +3,16 @@
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
 
 from labkit.analyze.kinds import KINDS, UnreadableInput
 from labkit.analyze.nccl_tests import number, operation, version_text
+from labkit.analyze.nccl_tests_columns import table_columns
 from labkit.analyze.nccl_tests_json import parse_json, without_secrets
-from labkit.analyze.nccl_tests_text import parse_text, table_columns
+from labkit.analyze.nccl_tests_text import parse_text
 from labkit.records.redact import public_environ
 
 NCCL = Path(__file__).parent / "data" / "formats" / "nccl"
@@ -32,6 +34,22 @@ ROW = "        1024           256     float     sum      -1    28.31    0.04    
 ])
 def test_what_a_launcher_puts_in_front_does_not_matter(prefix):
     assert parse_text("\n".join(prefix + line for line in V13.splitlines())) == parse_text(V13)
+
+
+@pytest.mark.parametrize("prefix", [
+    "(head, rank=0, pid=21170) ", "(worker1, rank=1, pid=2, ip=10.0.0.1) [1,0]<stdout>:", "\x1b[36m(main pid=33)\x1b[0m ",
+    "[0] ", "[11] ", "[rank0]: ", "[default0]:", "node-07: ", "2026-11-29 20:00:00.123 ", "[2026-11-29 20:00:00] ",
+    "2026-11-29 20:00:00,123 - INFO - ", "Nov 29 20:00:00 n1 slurm[77]: ", "> ", "launcher-x7 main ", "[pod/a/main] "])
+def test_what_collectors_put_in_front_does_not_matter(prefix):
+    assert parse_text("\n".join(prefix + line for line in V13.splitlines())) == parse_text(V13)
+
+
+@pytest.mark.parametrize("wrap", [
+    lambda text: "".join(json.dumps({"log": line + "\n", "stream": "stdout"}) + "\n" for line in text.splitlines()),
+    lambda text: "output: " + json.dumps(text), lambda text: re.sub(r"(?m)^# ?", "", text)],
+    ids=["container log", "one JSON text", "number signs lost"])
+def test_how_a_log_was_stored_does_not_matter(wrap):
+    assert parse_text(wrap(V13)) == parse_text(V13)
 
 
 def test_other_lines_between_and_inside_rows():
@@ -94,6 +112,101 @@ def test_wrong_elements_fail_even_without_a_footer():
     assert parse_text(HEAD + RANKS + TABLE + ROW.replace("      0\n", "     12\n"))["passed"] is False
 
 
+def test_a_mark_above_the_limit_fails_without_a_footer():
+    header = TABLE.replace("#wrong", "error").replace("root", "")
+    row = "1024 256 float sum 28.31 0.04 0.06 4e+01* 27.94 0.05 0.07 1e-06\n"
+    answer = parse_text(HEAD + RANKS + header + row)
+    assert answer["rows"][0]["out_of_place"]["max_error"] == 40.0 and answer["passed"] is False
+
+
+def test_a_list_of_ranks_that_is_cut_is_no_number_of_ranks():
+    last = RANKS.splitlines(keepends=True)[2].replace("Rank  1", "Rank 71")
+    for ranks in (last, RANKS.splitlines(keepends=True)[1], ""):
+        answer = parse_text(ranks + TABLE + ROW + FOOT)
+        assert answer["nranks"] is None and answer["usable"] is True and answer["error"] is None
+    assert parse_text(HEAD.replace("nGpus 2", "nGpus 8") + RANKS + TABLE + ROW + FOOT)["nranks_total"] is None
+
+
+def test_a_second_table_without_settings_is_a_second_run():
+    answer = parse_text(TABLE + ROW + FOOT + "and with trees:\n" + TABLE + ROW + FOOT.replace("0.05", "0.09"))
+    assert answer["runs"] == 2 and [run["avg_busbw"] for run in answer["results"]] == [0.05, 0.09]
+
+
+@pytest.mark.parametrize("line", ["a:1:2 [0] graph/search.cc:890 NCCL WARN falling back to simple order",
+                                  "cat: /etc/site: No such file or directory"])
+def test_a_warning_in_a_run_that_passed_is_no_error(line):
+    answer = parse_text(HEAD + RANKS + line + "\n" + TABLE + ROW + FOOT)
+    assert answer["error"] is None and answer["warnings"] == [line] and answer["passed"] is True
+    assert parse_text(HEAD + RANKS + line + "\n" + TABLE + ROW)["error"] == line
+
+
+def test_a_librarys_own_lines_tell_the_vendor_and_are_no_failure():
+    lines = "n0:7:7 [0] NCCL INFO RCCL version : 2.26.6-HEAD:f2\nHIP version  : 7.0.5\n" \
+            "n0:7:7 [0] NCCL INFO NET/Plugin: dlerror=librccl-net.so: No such file or directory\n"
+    answer = parse_text(HEAD + RANKS + lines + TABLE + ROW)
+    assert (answer["vendor"], answer["rccl_version"], answer["hip_version"]) == ("amd", "2.26.6-HEAD:f2", "7.0.5")
+    assert answer["error"].startswith("no footer")
+
+
+def test_json_inside_a_log():
+    log = "# Writing JSON output to x.json\n---- begin ----\n" + JSON_V1 + "\n---- end ----\n"
+    assert parse_json(log) == parse_json(JSON_V1)
+
+
+def test_the_librarys_last_message_is_no_error_of_a_run_that_passed():
+    value = json.loads(JSON_V1) | {"errors": ["no device found"]}
+    answer = parse_json(json.dumps(value))
+    assert answer["passed"] is True and answer["error"] is None and answer["warnings"] == ["no device found"]
+    del value["out_of_bounds"]
+    assert parse_json(json.dumps(value))["error"] == "no device found"
+
+
+def record(in_place, *, size=1024, wrong="0", **more):
+    return {"numCycle": 0, "name": "AllReduce", "nodes": 1, "ranks": 2, "ranksPerNode": 2, "gpusPerRank": 4, "size": size,
+            "type": "float", "redop": "sum", "inPlace": in_place, "time": 28.5, "algBw": 0.04, "busBw": 0.07,
+            "wrong": wrong, **more}
+
+
+def test_the_list_that_rccl_tests_writes():
+    records = [record(0), record(1, time=27.5), record(0, size=2048, wrong="3"), record(1, size=2048, wrong="N/A")]
+    answer = parse_json(json.dumps(records, indent=0))
+    assert (answer["op"], answer["nranks"], answer["library"], len(answer["rows"])) == ("all_reduce", 8, "rccl", 2)
+    assert answer["rows"][0]["in_place"] == {"time_us": 27.5, "algbw": 0.04, "busbw": 0.07, "wrong": 0}
+    assert answer["rows"][1]["in_place"]["wrong"] is None and answer["passed"] is False
+    assert parse_json(json.dumps(records[:2]))["passed"] is None, "no footer tells of values out of bounds"
+    cut = parse_json(json.dumps(records)[:-40])
+    assert cut["finished"] is False and len(cut["rows"]) == 2 and "cut off" in cut["error"]
+
+
+def test_the_same_as_comma_separated_values():
+    keys = ["numCycle", "name", "nodes", "ranks", "ranksPerNode", "gpusPerRank", "size", "type", "redop", "inPlace", "time",
+            "algBw", "busBw", "wrong"]
+    records = [record(0), record(1), record(1, size=2048)]
+    head = "numCycle,collective,nodes,ranks,ranksPerNode,gpusPerRank,size,type,redop,inplace,time,algbw,busbw,#wrong\n"
+    text = head + "".join(",".join(str(found[key]) for key in keys) + "\n" for found in records)
+    answer = parse_text(text)
+    assert answer["rows"] == parse_json(json.dumps(records))["rows"] and answer["nranks"] == 8
+    assert answer["rows"][1]["out_of_place"] is None and answer["rows"][1]["in_place"]["time_us"] == 28.5
+
+
+@pytest.mark.parametrize(("title", "side"), [("in-place", "in_place"), ("out-of-place", "out_of_place")])
+def test_one_side_only_and_what_was_chosen(title, side):
+    header = TABLE.rstrip()[: TABLE.index("#wrong") + 6] + "     algo     proto   nchannels\n"
+    row = ROW.rstrip()[: ROW.index("27.94")].rstrip() + "    Ring        LL           8\n"
+    (found,) = parse_text(HEAD + RANKS + f"#            {title}\n" + header + row + FOOT)["rows"]
+    assert found[side] == {"time_us": 28.31, "algbw": 0.04, "busbw": 0.06, "wrong": 0}
+    assert [found[name] for name in ("out_of_place", "in_place") if name != side] == [None]
+    assert (found["algorithm"], found["protocol"], found["num_channels"]) == ("Ring", "LL", 8)
+
+
+def test_units_in_the_header_and_a_commit_in_the_version():
+    header = "bytes count type redop root time(us) algbw busbw errors time(us) algbw busbw errors\n"
+    text = "# nccl-tests version 2.17.8 (a1b2c3) nccl-headers=22807 nccl-library=22808\n" + header + ROW
+    answer = parse_text(text)
+    assert answer["nccl_version"] == "2.28.8"
+    assert answer["rows"][0]["out_of_place"] == {"time_us": 28.31, "algbw": 0.04, "busbw": 0.06, "wrong": 0}
+
+
 def test_several_programs_one_after_the_other():
     one = "# Collective test starting: all_gather_perf\n" + HEAD + RANKS + TABLE + ROW + FOOT
     two = "# Collective test starting: broadcast_perf\n" + HEAD + RANKS + TABLE + ROW.replace("28.31", "99.0") + FOOT
@@ -103,7 +216,8 @@ def test_several_programs_one_after_the_other():
 
 
 def test_processes_that_ran_alone_are_no_collective():
-    alone = lambda pid: HEAD + f"# Using devices\n#  Rank  0 Pid {pid} on a device  0 [0x06] X\n" + TABLE + ROW + FOOT  # noqa: E731
+    quiet = ROW.replace("0.06", "0.00").replace("0.07", "0.00")
+    alone = lambda pid: HEAD.replace("nGpus 2", "nGpus 1") + f"# Using devices\n#  Rank  0 Pid {pid} on a device  0 [0x06] X\n" + TABLE + quiet + FOOT  # noqa: E731
     answer = parse_text(alone(7) + alone(8) + alone(9))
     assert answer["error"] == "three independent 1-rank runs: the binary was built without MPI"
     assert answer["usable"] is False and answer["rows"] == []

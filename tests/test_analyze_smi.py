@@ -8,7 +8,8 @@ import pytest
 
 from labkit.analyze.kinds import UnreadableInput
 from labkit.analyze.rocm_smi import parse_rocm_topo
-from labkit.analyze.smi import parse_query, parse_topo, parse_topo_p2p
+from labkit.analyze.smi import parse_topo, parse_topo_p2p
+from labkit.analyze.smi_query import parse_query
 
 LEGEND = "\nLegend:\n\n  X    = Self\n  SYS  = Connection ...\n"
 WITH_NICS = (
@@ -38,6 +39,12 @@ def test_nic_rows_with_empty_cells():
         lambda text: text.replace("\x1b", ""),  # pasted: the escape byte is lost, "[4m" stays
         lambda text: text.replace("\x1b[4m", "").replace("\x1b[0m", ""),
         lambda text: "Mon Nov 30 10:00:00 2026\n\n" + text,
+        lambda text: "".join("0: " + line + "\n" for line in text.splitlines()),
+        lambda text: "".join("node-07: " + line + "\n" for line in text.splitlines()),
+        lambda text: "".join("[1,0]<stdout>:" + line + "\n" for line in text.splitlines()),
+        lambda text: "".join("2026-11-30T10:00:00.1Z " + line + "\n" for line in text.splitlines()),
+        lambda text: "".join("> " + line + "\n" for line in text.splitlines()),
+        lambda text: "".join(f"{i}: {line}\n" for line in text.splitlines() for i in (3, 4)),
     ],
 )
 def test_how_the_text_was_kept_does_not_matter(change):
@@ -55,6 +62,30 @@ def test_tabs_turned_into_spaces():
     assert answer["links"] == {"0-1": "PHB", "0-2": "SYS", "1-2": "NODE"}
     assert answer["nvlink_count"] == {"0-1": 0, "0-2": 0, "1-2": 0}
     assert answer["numa"] == {"0": 0, "1": 0, "2": 1} and answer["cpu_affinity"]["2"] == "32-63"
+
+
+def test_cells_that_touch_are_two_links():
+    text = (
+        "        GPU0    GPU1    NIC0       NIC1  CPU Affinity    NUMA Affinity   GPU NUMA ID\n"
+        "GPU0     X      NV18    NODENODE  0-55,112-167    0               N/A\n"
+        "GPU1    NV18     X      SYSPIX  56-111    1               N/A\n"
+        "NIC0    NODE    SYS      X SYS\nNIC1    NODE    PIX      SYSX\n"
+    )
+    answer = parse_topo(text)
+    assert answer["nic_links"] == {"0-NIC0": "NODE", "0-NIC1": "NODE", "1-NIC0": "SYS", "1-NIC1": "PIX"}
+    assert answer["cpu_affinity"] == {"0": "0-55,112-167", "1": "56-111"} and answer["numa"] == {"0": 0, "1": 1}
+    assert "0-NIC1" not in parse_topo(text.replace("NODENODE", "QQQQQQQQ"))["nic_links"]
+
+
+def test_a_blank_cell_between_spaces_is_blank():
+    """A machine whose second half has no processor of its own in this container."""
+    text = (
+        "        GPU0    GPU1    CPU Affinity    NUMA Affinity   GPU NUMA ID\n"
+        "GPU0     X      NV18    0-35            0               N/A\n"
+        "GPU1    NV18     X                      1               N/A\n"
+    )
+    answer = parse_topo(text)
+    assert answer["cpu_affinity"] == {"0": "0-35", "1": None} and answer["numa"] == {"0": 0, "1": 1}
 
 
 def test_eight_gpus_keep_their_numbers():
@@ -109,6 +140,11 @@ def test_peer_access_by_direction():
     assert answer["one_way"] == {"0-2": ["CNS", "OK"]}
 
 
+def test_a_cut_matrix_of_peers_has_one_direction_only():
+    answer = parse_topo_p2p(" \tGPU0\tGPU1\tGPU2\t\n GPU0\tX\tOK\tCNS\t\n")
+    assert answer["error"] == "matrix is cut: 1 of 3 rows" and answer["one_way"] == {}
+
+
 def test_query_units_in_header_or_cells():
     head = "index, name, memory.total [MiB], power.draw [W], clocks.current.sm [MHz], utilization.gpu [%]\n"
     with_units = parse_query(head + "0, NVIDIA H200, 143771 MiB, 87.82 W, 345 MHz, 0 %\n")
@@ -146,6 +182,39 @@ def test_what_the_driver_does_not_tell_is_none_with_a_reason():
 def test_repeated_query_keeps_the_last_line_of_each_gpu():
     answer = parse_query("index, power.draw [W]\n0, 80 W\n1, 90 W\nindex, power.draw [W]\n0, 300 W\n1, 310 W\n")
     assert [gpu["power_w"] for gpu in answer["gpus"]] == [300, 310]
+
+
+@pytest.mark.parametrize("key", ["pci.bus_id", "uuid", "index"])
+def test_a_gpu_that_was_asked_twice_is_one_gpu(key):
+    head = f"timestamp, name, {key}, utilization.gpu [%]\n"
+    rows = "".join(f"2026/11/30 10:00:0{i}.1, NVIDIA L4, {gpu}, {i}{gpu} %\n" for i in (1, 2) for gpu in (3, 4))
+    assert [gpu["utilization_gpu_pct"] for gpu in parse_query(head + rows)["gpus"]] == [23, 24]
+
+
+def test_rows_that_may_be_one_gpu_are_said_to_be():
+    head = "timestamp, name, utilization.gpu [%]\n"
+    answer = parse_query(head + "2026/11/30 10:00:01.1, L4, 5 %\n2026/11/30 10:00:02.1, L4, 6 %\n")
+    assert len(answer["gpus"]) == 2 and "more" not in answer["note"] and "listed once for each time" in answer["note"]
+
+
+@pytest.mark.parametrize("label", ["{}: ", "n{}: ", "[1,{}]<stdout>:", "node-{}  | "])
+def test_gpus_of_several_machines_in_one_file(label):
+    text = "".join(f"{label.format(i)}{line}\n" for i in (0, 1) for line in ("index, name", "0, L4", "1, L4"))
+    gpus = parse_query(text)["gpus"]
+    assert [gpu["index"] for gpu in gpus] == [0, 1, 0, 1] and len({gpu["source"] for gpu in gpus}) == 2
+    unlabelled = parse_query("index, name\n0, NVIDIA L4\nindex, name\n0, NVIDIA A100\n")
+    assert [gpu["name"] for gpu in unlabelled["gpus"]] == ["NVIDIA L4", "NVIDIA A100"]
+
+
+def test_any_word_in_brackets_is_a_reason_and_any_unit_is_kept():
+    (gpu,) = parse_query("index, temperature.gpu, x.rate [KB/s]\n0, [GPU requires reset], 12 KB/s\n")["gpus"]
+    assert gpu["temperature_gpu"] is None and gpu["unavailable"] == {"temperature_gpu": "GPU requires reset"}
+    assert gpu["x_rate_kb_s"] == 12
+
+
+def test_rows_of_processes_are_no_gpus():
+    with pytest.raises(UnreadableInput, match="rows of processes"):
+        parse_query("gpu_uuid, pid, process_name, used_gpu_memory [MiB]\nGPU-a, 1, p, 5 MiB\nGPU-a, 2, p, 6 MiB\n")
 
 
 def test_no_index_column_keeps_every_line():
@@ -218,6 +287,26 @@ def test_rocm_parts_and_one_gpu():
         "===== Link accessibility between two GPUs =====\n       GPU0   GPU1\nGPU0   True   False\nGPU1   False  True\n"
     )
     assert parse_rocm_topo(access)["accessible"] == {"0-1": False}
+
+
+def test_rocm_tables_that_are_not_topology():
+    more = "================= Bandwidth =================\n  GPU0 GPU1 GPU5\nGPU0 N/A 50000-50000 1-2\n"
+    with_more = TABLE.replace("================================== End", more + "===== End")
+    assert parse_rocm_topo(with_more) == parse_rocm_topo(TABLE)
+    labelled = "".join(f"{i}: {line}\n" for line in TABLE.splitlines() for i in (0, 1))
+    assert parse_rocm_topo(labelled) == parse_rocm_topo(TABLE)
+
+
+def test_rocm_json():
+    between = "(Topology) {} between DRM devices 0 and 1"
+    links = {between.format("Weight"): "15", between.format("Hops"): "1", between.format("Link type"): "XGMI"}
+    value = {"system": links, "card0": {"(Topology) Numa Node": "0", "(Topology) Numa Affinity": "0"},
+             "card1": {"(Topology) Numa Node": "1", "(Topology) Numa Affinity": "-1"}}
+    answer = parse_rocm_topo("WARNING: low power\n" + json.dumps(value))
+    assert (answer["links"], answer["hops"], answer["weight"]) == ({"0-1": "XGMI"}, {"0-1": 1}, {"0-1": 15})
+    assert answer["numa"] == {"0": 0, "1": 1} and answer["numa_affinity"] == {"0": 0, "1": None}
+    with pytest.raises(UnreadableInput):
+        parse_rocm_topo('{"system": 1}')
 
 
 def test_rocm_without_a_driver():

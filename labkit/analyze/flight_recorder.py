@@ -28,7 +28,8 @@ def analyze_flight_recorder(paths: Sequence[Path]) -> dict[str, Any]:
 
     Returns: {"ranks": with a dump, "missing_dumps": ranks that the groups name and no file has, "version",
         "num_entries": rank -> records, "dropped": rank -> records lost before the first kept one, "groups": name ->
-        {"desc", "ranks", "last_seq": rank -> number}, "first_mismatch": None or {"seq", "op", "group", "missing_ranks":
+        {"desc", "ranks", "last_seq": rank -> number of the last collective; batches of sends do not count},
+        "first_mismatch": None or {"seq", "op", "group", "missing_ranks":
         members with a dump that never got there, "differing_ranks": members whose call is not most members',
         "differs": field -> rank -> value}, "mismatches": the first one of every group, "incomplete": calls that all
         members made and that are not done, "skipped": files that are no dumps}.

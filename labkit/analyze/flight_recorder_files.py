@@ -11,8 +11,9 @@ import io
 import json
 import pickle
 import re
+from bisect import bisect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class Dump:
     group_ranks: dict[str, list[int]]
     last_enqueued: dict[str, int]
     num_dropped: int
-    """Records that the ring buffer had overwritten."""
+    """Records that the ring buffer had overwritten, or that a dump of open calls only leaves out."""
 
 
 class _Data(pickle.Unpickler):
@@ -75,8 +76,43 @@ def read_dumps(paths: Sequence[Path]) -> tuple[dict[int, Dump], list[str]]:
             skipped.append(f"{path.name}: the same dump as {first.name}")
             del raw[path]
     ranks = _ranks_of(raw)
-    return {ranks[path]: _normal(ranks[path], dump) for path, dump in sorted(raw.items(), key=lambda p: ranks[p[0]])
-            }, skipped
+    dumps = [_normal(ranks[path], dump) for path, dump in sorted(raw.items(), key=lambda p: ranks[p[0]])]
+    if not any(dump.num_dropped for dump in dumps):
+        for dump in dumps:
+            _count_collectives_only(dump.entries)
+    return {dump.rank: dump for dump in _apart(dumps)}, skipped
+
+
+def _count_collectives_only(entries: Sequence[dict[str, Any]]) -> None:
+    """Take out of the sequence numbers what batches of sends and receives have used: ranks make different ones.
+
+    A batch takes a number of the collectives' count, a single send takes none. Told only where no record is lost.
+    """
+    for group in {entry["group"] for entry in entries if entry["is_p2p"]}:
+        here = [entry for entry in entries if entry["group"] == group and entry["seq"] is not None]
+        made = {entry["seq"] for entry in here if not entry["is_p2p"]}
+        batches = sorted({entry["seq"] for entry in here if entry["is_p2p"] and entry["seq"] > 0} - made)
+        for entry in here:
+            if not entry["is_p2p"]:
+                entry["seq"] -= bisect(batches, entry["seq"])
+
+
+def _apart(dumps: list[Dump]) -> list[Dump]:
+    """Groups of one name and different ranks told apart: a split of a group names all of its parts the same."""
+    parts: dict[str, set[tuple[int, ...]]] = {}
+    for dump in dumps:
+        for name, ranks in dump.group_ranks.items():
+            parts.setdefault(name, set()).add(tuple(sorted(ranks)))
+    shared = {name for name, lists in parts.items()
+              if len(lists) > 1 and sum(map(len, lists)) == len(set().union(*lists))}
+    found = []
+    for dump in dumps:
+        new = {name: f"{name} {sorted(ranks)}" for name, ranks in dump.group_ranks.items() if name in shared}
+        found.append(replace(
+            dump, entries=[entry | {"group": new.get(entry["group"], entry["group"])} for entry in dump.entries],
+            group_ranks={new.get(name, name): ranks for name, ranks in dump.group_ranks.items()},
+            last_enqueued={new.get(name, name): last for name, last in dump.last_enqueued.items()}))
+    return found
 
 
 def load_dump(path: Path) -> dict[str, Any]:
@@ -128,8 +164,8 @@ def _ranks_of(raw: dict[Path, dict[str, Any]]) -> dict[Path, int]:
     named: set[int] = {rank for dump in raw.values() for ranks in _group_ranks(dump).values() for rank in ranks}
     rules: list[Callable[[str], re.Match[str] | None]] = [
         lambda stem: re.search(r"(\d+)$", stem),  # torch: prefix, then the rank at the very end
-        lambda stem: re.search(r"rank[_-]?(\d+)(?![\w.-]*\d)", stem),
-        lambda stem: re.search(r"rank[_-]?(\d+)", stem),
+        lambda stem: re.search(r"rank[_=-]?(\d+)(?![\w.-]*\d)", stem),
+        lambda stem: re.search(r"rank[_=-]?(\d+)", stem),
         lambda stem: re.search(r"(\d+)(?=\D*$)", stem),
     ]
     candidates = [told]
@@ -159,9 +195,10 @@ def _normal(rank: int, dump: dict[str, Any]) -> Dump:
     ids = [number for number in first if number is not None]
     if ids and len(ids) == len(entries):
         entries = [entry for _, entry in sorted(zip(ids, entries), key=lambda pair: pair[0])]
-    # Record ids count from 0 (some versions from 1).
-    return Dump(rank, str(dump.get("version", "")), entries, _group_ranks(dump), _last_enqueued(dump),
-                max(0, min(ids) - 1) if ids else 0)
+    last, has_more = _last_enqueued(dump, entries)
+    # Record ids count from 0 (some versions from 1); a dump of open calls only has gaps, or nothing at all.
+    num_dropped = max(0, min(ids) - 1) + max(0, max(ids) - min(ids) + 1 - len(ids)) if ids else int(has_more)
+    return Dump(rank, str(dump.get("version", "")), entries, _group_ranks(dump), last, num_dropped)
 
 
 def _entry(raw: dict[str, Any], place: int) -> dict[str, Any]:
@@ -171,7 +208,7 @@ def _entry(raw: dict[str, Any], place: int) -> dict[str, Any]:
     seq = _whole(raw.get("collective_seq_id", raw.get("seq_id")))
     op = clean_text(raw.get("profiling_name") or raw.get("op") or "unknown")
     return {
-        "group": clean_text(name), "desc": clean_text(desc), "seq": seq, "op": op,
+        "group": clean_text(name), "group_id": _whole(raw.get("pg_id")), "desc": clean_text(desc), "seq": seq, "op": op,
         "input_sizes": _plain(raw.get("input_sizes")), "output_sizes": _plain(raw.get("output_sizes")),
         "input_dtypes": _plain(raw.get("input_dtypes")), "output_dtypes": _plain(raw.get("output_dtypes")),
         # Gloo keeps "scheduled" for calls that are over, but retires them.
@@ -195,14 +232,23 @@ def _group_ranks(dump: dict[str, Any]) -> dict[str, list[int]]:
     return found
 
 
-def _last_enqueued(dump: dict[str, Any]) -> dict[str, int]:
+def _last_enqueued(dump: dict[str, Any], entries: Sequence[dict[str, Any]]) -> tuple[dict[str, int], bool]:
+    """(group -> last collective that was enqueued, whether the status counts calls of groups without a record).
+
+    The status goes by a number that each process gives its groups in the order in which it joins them, so the records
+    tell which group it means; 0 is the first, the default group. With point-to-point calls the number counts those.
+    """
+    names = {str(entry["group_id"]): entry["group"] for entry in entries if entry["group_id"] is not None}
+    with_p2p = {entry["group"] for entry in entries if entry["is_p2p"]}
     status = dump.get("pg_status")
-    found = {}
-    for name, value in (status.items() if isinstance(status, dict) else ()):
+    found, has_more = {}, False
+    for key, value in (status.items() if isinstance(status, dict) else ()):
         last = _whole(value.get("last_enqueued_collective")) if isinstance(value, dict) else None
-        if last is not None and last >= 0:
-            found[clean_text(name)] = last
-    return found
+        name = names.get(clean_text(key), "0" if clean_text(key) == "0" and "0" not in names.values() else None)
+        if last is not None and last >= 0 and name is not None and name not in with_p2p:
+            found[name] = last
+        has_more = has_more or (name is None and (last or 0) > 0)
+    return found, has_more
 
 
 def _plain(value: Any) -> Any:

@@ -87,7 +87,7 @@ def _torchrun_error_file(paths: list[Path]) -> dict:
 
 
 def _nvidia_smi_query(paths: list[Path]) -> dict:
-    from labkit.analyze.smi import parse_query
+    from labkit.analyze.smi_query import parse_query
 
     return _parsed(paths, "nvidia_smi_query", parse_query)
 

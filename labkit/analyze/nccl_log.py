@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from labkit.analyze.kinds import UnreadableInput, clean_text
+from labkit.analyze.nccl_tests_lines import unwrapped
 from labkit.analyze.smi import plain_text
 
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
@@ -25,8 +26,14 @@ _CHOICE = re.compile(
     r"(?:\b(\w+)(?: \[\w+\])?:\s*)?(?<!\d)(\d+) Bytes -> Algo (\S+) proto (\S+)"
     r"(?: time (\d+(?:\.\d+)?))?(?: channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\})?")
 _KERNEL = re.compile(r"(\w+) \[Symmetric\]:\s*(\d+) Bytes -> Kernel (\S+)(?: nchannels (\d+))?")
-_VIA = re.compile(r"Channel (\d+)(?:/\d+)? : (\d+)\[[^\]]*\] -> (\d+)\[[^\]]*\](?: \[\w+\])? via (\S+(?: pointer)?)")
-_ENV = re.compile(r"\b((?:NCCL|RCCL)_\w+) set by environment to (\S+)")
+_VIA = re.compile(r"Channel (\d+)(?:/\d+)? : (\d+)\[[^\]]*\] -> (\d+)\[[^\]]*\](?: \[\w+\])? via "
+                  r"(direct shared memory|\S+(?: pointer)?)")
+_ENV = re.compile(  # to the end, or to where another process wrote into the line
+    r"\b((?:NCCL|RCCL)_\w+) set (?:by environment )?to (\S.*?)"
+    r"(?=\.[\w-]+:\d+:\d+ \[|\s\S+:\d+:\d+ \[|\s*$)")
+_TOLD = re.compile(r"\b[NR]CCL (?:INFO|WARN|TRACE|ABORT|VERSION|version)\b")
+_VERSION = re.compile(r"\b[NR]CCL version\s*:?\s*(\d+\.\d+\.\d+)")
+_RING = re.compile(r"(?:Channel|Ring) (\d+)(?:/(\d+))? :(?: +\d+)+\s*$")
 _COUNTS = re.compile(r"(\d+) coll channels(?:, (\d+) \w+ channels)*")
 _SUBSYSTEMS = {
     "INIT": re.compile(r"Init (?:START|COMPLETE)|ncclCommInitRank\w* comm"),
@@ -48,13 +55,13 @@ def parse_log(text: str) -> dict[str, Any]:
 
     Raises: UnreadableInput when no line is NCCL's.
     """
-    lines = [line for line in plain_text(clean_text(text)).splitlines() if line.strip()]
+    lines = [line for line in unwrapped(plain_text(clean_text(text))) if line.strip()]
     told = [line for line in lines if re.search(r"\b[NR]CCL\b", line)]
-    if not told:
+    if not any(map(_TOLD.search, told)):
         raise UnreadableInput("no line of NCCL found, expected a log made with NCCL_DEBUG=INFO")
-    version = next((found[1] for line in told if (found := re.search(r"[NR]CCL version (\d+\.\d+\.\d+)", line))), None)
+    version = next((found[1] for line in told if (found := _VERSION.search(line))), None)
     choices = _choices(told, version)
-    rings = [int(found[1]) for line in told if (found := re.search(r"Channel \d+/(\d+) :(?: +\d+)+\s*$", line))]
+    rings = [int(found[2] or int(found[1]) + 1) for line in told if (found := _RING.search(line))]
     return {
         "nccl_version": version,
         "subsystems": [name for name, pattern in _SUBSYSTEMS.items() if any(map(pattern.search, told))],

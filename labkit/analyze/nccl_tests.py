@@ -104,7 +104,8 @@ def verdict(
     deltas = [row[side].get("max_error") for row in rows for side in SIDES if row.get(side)]
     checked = any(value is not None for value in (*wrong, *deltas))
     validated = False if validation == 0 or (rows and not checked) else (True if checked else None)
-    failed = (oob or 0) > 0 or oob_ok is False or bandwidth_check == "FAILED" or any(value for value in wrong if value)
+    exceeded = any(row[side].get("exceeded") for row in rows for side in SIDES if row.get(side))
+    failed = exceeded or any(wrong) or (oob or 0) > 0 or oob_ok is False or bandwidth_check == "FAILED"
     passed: bool | None = False if failed else None
     if not failed and validated and finished and oob is not None:
         passed = True

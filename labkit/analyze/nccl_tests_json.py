@@ -15,6 +15,7 @@ from typing import Any
 
 from labkit.analyze.kinds import UnreadableInput, clean_text
 from labkit.analyze.nccl_tests import count, number, operation, ranks_of, verdict, version_text
+from labkit.analyze.nccl_tests_reporter import is_records, read_records
 from labkit.records.redact import public_environ
 
 MOST_RANKS_A_PROCESS = 1024
@@ -23,7 +24,7 @@ _LONE_SURROGATE = re.compile(r"(?i)\\ud[89ab][0-9a-f]{2}(?!\\ud[c-f])|(?<!\\ud[8
 """Half a character as an escape: no encoder takes what it decodes to."""
 
 def parse_json(text: str) -> dict[str, Any]:
-    """One JSON file of nccl-tests.
+    """One JSON file of nccl-tests (`-J`) or rccl-tests (`-Z json`: a list, without what a header and footer tell).
 
     Returns: as `nccl_tests_text.parse_text`, and `schema`, `environ` (library settings only), `redact_env` (names of
     variables that hold a secret), `straggler_process` (the one that was slowest most often, where per-process times
@@ -32,6 +33,8 @@ def parse_json(text: str) -> dict[str, Any]:
     Raises: UnreadableInput when this is no JSON of nccl-tests.
     """
     raw, cut = _load(text)
+    if is_records(raw):
+        return read_records(raw, cut=cut)
     if not isinstance(raw, dict) or not {"config", "results", "args", "nccl_version"} & raw.keys():
         raise UnreadableInput("no JSON of nccl-tests, expected an object with version, config and results")
     config = _dict(raw.get("config"))
@@ -43,7 +46,7 @@ def parse_json(text: str) -> dict[str, Any]:
     errors = [str(error) for error in _list(raw.get("errors")) if error]
     finished = bool(bounds) and not cut
     bandwidth_check = {"true": "OK", "false": "FAILED"}.get(str(average.get("okay")).lower())
-    devices = [device for device in _list(config.get("devices")) if isinstance(device, dict)]
+    devices = [device for device in _list(config.get("devices", raw.get("devices"))) if isinstance(device, dict)]
     names = sorted({str(device.get("device_info", "")).strip() for device in devices})
     is_amd = any("AMD" in name or "Instinct" in name for name in names)
     answer: dict[str, Any] = {
@@ -59,6 +62,8 @@ def parse_json(text: str) -> dict[str, Any]:
                   bandwidth_check=bandwidth_check, validation=count(config.get("validation"))),
         "straggler_process": _straggler(found),
     }
+    if errors and finished and answer["passed"] is not False:
+        answer["warnings"], errors = [errors[0][:200]], []  # the library's last message, also of a run that passed
     answer["error"] = errors[0][:200] if errors else (None if finished else "cut off: the program did not finish")
     answer["usable"] = answer["usable_rows"] > 0 and answer["passed"] is not False and answer["nranks_total"] != 1
     return answer
@@ -86,11 +91,13 @@ def _load(text: str) -> tuple[Any, bool]:
     text = clean_text(text).strip().lstrip("\ufeff")
     text = re.sub(r"(?<=[:,\[])\s*[-+]?(?:inf(?:inity)?|nan|NaN|Infinity)\b", "null", text)
     text = _LONE_SURROGATE.sub(r"\\ufffd", text)
+    if not text.startswith(("{", "[")) and (found := re.search(r"^[ \t]*[{\[]", text, re.MULTILINE)):
+        text = text[found.start() :].lstrip()  # in a log, behind what the program printed
     try:
-        return json.loads(text), False
+        return json.JSONDecoder().raw_decode(text)[0], False
     except (ValueError, RecursionError):
         pass
-    if not text.startswith("{"):
+    if not text.startswith(("{", "[")):
         raise UnreadableInput("no JSON of nccl-tests, expected text that starts with {")
     for end in _ends(text):
         try:

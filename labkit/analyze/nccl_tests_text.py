@@ -12,50 +12,26 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.analyze.kinds import UnreadableInput, clean_text
-from labkit.analyze.nccl_tests import count, in_words, number, operation, ranks_of, verdict, version_text
-from labkit.analyze.smi import plain_text
+from labkit.analyze.kinds import UnreadableInput
+from labkit.analyze.nccl_tests import SIDES, count, in_words, number, operation, ranks_of, verdict, version_text
+from labkit.analyze.nccl_tests_columns import CELL, Layout, guessed_layout, layout_of
+from labkit.analyze.nccl_tests_lines import table_lines
+from labkit.analyze.nccl_tests_reporter import csv_records, read_records
 
-_PREFIX = re.compile(  # mpirun --tag-output (also with time stamps), srun --label, kubectl logs --timestamps, compose
-    r"^(?:\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d)? (?:std(?:out|err) [FP] )?"
-    r"|(?:[A-Z][a-z]{2} ){2}[\d :]+(?=[\[<])|<std(?:out|err|diag)>: ?"
-    r"|\[(?:[^\]\s]+[:@])?\d+,\d+\](?:<std(?:out|err|diag)>)?: ?|\s{0,6}\d+: |[\w.-]+\s+\| )")
 _LIBRARY_LINE = re.compile(
     r"[A-Za-z][\w.-]*:\d+:\d+ (?:\[\d+\] )?(?:N|R)CCL |\[\d{4}-\d\d-\d\d [\d:.]+\] [\w.-]+:\d+:\d+ ")
-_CONFIG = re.compile(r"#\s*nThreads?:? (\d+)\s+nGpus:? (\d+)\s+min[Bb]ytes:? (\d+)\s+max[Bb]ytes:? (\d+)")
+_CONFIG = re.compile(r"#?\s*nThreads?:? (\d+)\s+nGpus:? (\d+)\s+min[Bb]ytes:? (\d+)\s+max[Bb]ytes:? (\d+)")
 _RANK = re.compile(
-    r"#\s+Rank\s+(\d+)(?:\s+Group\s+(\d+))?(?:\s+Pid\s+(\d+))?\s+on\s+(\S+)\s+device\s+(\d+)\s+\[([^\]]*)\]\s*(.*)")
-_OOB = re.compile(r"#\s*Out of bounds values\s*:\s*(\S+)\s*(OK|FAILED)?")
-_AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(\S+)\s*(OK|FAILED)?")
+    r"#?\s*Rank\s+(\d+)(?:\s+Group\s+(\d+))?(?:\s+Pid\s+(\d+))?\s+on\s+(\S+)\s+device\s+(\d+)\s+\[([^\]]*)\]\s*(.*)")
+_VERSION = re.compile(
+    r"nccl-tests version (\S+?)(?: \(\S*\))?(?: nccl-headers=(\d+))?(?: nccl-library=(\d+))?\s*$")
+_OOB = re.compile(r"#?\s*Out of bounds values\s*:\s*(\S+)\s*(OK|FAILED)?")
+_AVERAGE = re.compile(r"#?\s*Avg bus bandwidth\s*:\s*(\S+)\s*(OK|FAILED)?")
 _STARTS = re.compile(r"^\s*(\d+)\s+(\d+)\s+([A-Za-z]\w*)(?=\s|$)")
-_CELL = re.compile(r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+|nan|inf|n/?a)$", re.IGNORECASE)
 _FAILURE = re.compile(
     r"Test (?:NCCL |CUDA |MPI )?failure|Invalid number of GPUs|# error:|NCCL WARN|CUDA error|unhandled cuda error"
     r"|noticed that process|exited on signal|No such file or directory|command not found|error while loading shared",
     re.IGNORECASE)
-_NAMES = {"bytes": "size", "n": "count", "op": "redop", "cputime": "time", "#wrong": "wrong", "error": "max_error",
-          "res": "max_error", "delta": "max_error", "#bitdiff": "bitdiff", "i_min": "iter_min_us",
-          "i_max": "iter_max_us", "i_p99": "iter_p99_us", "i_cv%": "iter_cv_pct"}
-_PLAIN = 13
-"""Columns of most versions, taken where the header was cut off."""
-
-
-@dataclass
-class _Layout:
-    """What the columns of a table are."""
-
-    leading: list[str] = field(default_factory=lambda: ["size", "count", "type", "redop", "root"])
-    side: list[str] = field(default_factory=lambda: ["time", "algbw", "busbw", "wrong"])
-    num_sides: int = 2
-    is_cpu_time: bool = False
-    time_scale: float = 1.0
-    """Factor to us; version 1 prints ms."""
-
-    @property
-    def num_cells(self) -> int:
-        return len(self.leading) + self.num_sides * len(self.side)
-
-
 @dataclass
 class _Run:
     """One start of a program: its header, ranks, rows and footer."""
@@ -63,7 +39,7 @@ class _Run:
     config: dict[str, int] = field(default_factory=dict)
     op: str | None = None
     ranks: list[re.Match[str]] = field(default_factory=list)
-    layout: _Layout = field(default_factory=_Layout)
+    layout: Layout = field(default_factory=Layout)
     has_header: bool = False
     rows: list[list[str]] = field(default_factory=list)
     oob: tuple[int | None, str | None] = (None, None)
@@ -84,9 +60,11 @@ def parse_text(text: str) -> dict[str, Any]:
 
     Raises: UnreadableInput when there is neither a table nor a known failure.
     """
-    lines = [_PREFIX.sub("", _PREFIX.sub("", line)) for line in plain_text(clean_text(text)).splitlines()]
+    lines = table_lines(text)
+    if records := csv_records(lines):
+        return read_records(records) | {"runs": 1}
     runs, facts = _collect(lines)
-    failure = next((line.strip() for line in lines if _FAILURE.search(line)), None)
+    failure = next((line.strip() for line in lines if _FAILURE.search(line) and " NCCL INFO " not in line), None)
     if not any(run.rows or run.has_header or run.config for run in runs):
         if failure is None:
             raise UnreadableInput("no table of nccl-tests found, expected a header line with size, algbw and busbw")
@@ -111,24 +89,13 @@ def parse_text(text: str) -> dict[str, Any]:
             "error": next((answer["error"] for answer in answers if answer["error"]), None)}
 
 
-def table_columns(header: str) -> dict[str, Any]:
-    """What a header line of nccl-tests says about its table: the leading columns and those of one side.
-
-    >>> table_columns("#  size  count  type  redop  root  time  algbw  busbw #wrong  time  algbw  busbw #wrong")
-    {'leading': ['size', 'count', 'type', 'redop', 'root'], 'side': ['time', 'algbw', 'busbw', 'wrong'], 'num_sides': 2}
-    """
-    layout = _layout(header)
-    if layout is None:
-        raise UnreadableInput(f"header={header!r}: expected columns size, time, algbw and busbw")
-    return {"leading": layout.leading, "side": layout.side, "num_sides": layout.num_sides}
-
-
 def _collect(lines: list[str]) -> tuple[list[_Run], dict[str, Any]]:
     """Runs of a log and facts that stand outside of tables."""
     runs = [_Run()]
     facts: dict[str, Any] = {"vendor": None, "library": None, "nccl_tests_version": None, "nccl_version": None}
     open_row: list[str] | None = None
     op_before: str | None = None
+    one_side = False
     for line in lines:
         run = runs[-1]
         if found := _CONFIG.match(line.strip()):
@@ -144,7 +111,7 @@ def _collect(lines: list[str]) -> tuple[list[_Run], dict[str, Any]]:
             op_before = operation(found[1])
             continue
         if found := _RANK.match(line.strip()):
-            run.ranks.append(found)
+            _unfinished(runs).ranks.append(found)
             continue
         _note_version(line, facts)
         if found := _OOB.search(line):
@@ -155,7 +122,12 @@ def _collect(lines: list[str]) -> tuple[list[_Run], dict[str, Any]]:
             run.average = number(found[1]), found[2]
             run.num_average_lines += 1
             continue
-        if line.lstrip().startswith("#") and (layout := _layout(line)):
+        if "in-place" in line and "busbw" not in line:
+            one_side = "out-of-place" not in line
+        if layout := layout_of(line):
+            run = _unfinished(runs)
+            layout.sides = ("in_place",) if one_side and layout.num_sides == 1 else SIDES
+            one_side = False
             run.layout, run.has_header = layout, True
             run.num_headers += 1
             continue
@@ -165,33 +137,23 @@ def _collect(lines: list[str]) -> tuple[list[_Run], dict[str, Any]]:
     return runs, facts
 
 
+def _unfinished(runs: list[_Run]) -> _Run:
+    """The last run, or a new one if all have their footer: a table without a line of settings is one of its own."""
+    if all(run.average is not None for run in runs):
+        runs.append(_Run())
+    return runs[-1]
+
+
 def _note_version(line: str, facts: dict[str, Any]) -> None:
-    if found := re.search(r"nccl-tests version (\S+?)(?: nccl-headers=(\d+))?(?: nccl-library=(\d+))?\s*$", line):
+    if found := _VERSION.search(line):
         facts |= {"library": "nccl", "vendor": "nvidia", "nccl_tests_version": found[1],
                   "nccl_version": version_text(count(found[3]) or count(found[2]))}
     elif found := re.search(r"rccl-tests: Version (\S*)", line):
         facts |= {"library": "rccl", "vendor": "amd", "rccl_tests_version": found[1] or None}
-    elif found := re.match(r"\s*(RCCL|HIP|ROCm) version\s*: (\S+)", line):
+    elif found := re.match(r"(?:.*NCCL INFO )?\s*(RCCL|HIP|ROCm) version\s*: (\S+)", line):
         facts |= {"library": "rccl", "vendor": "amd", f"{found[1].lower()}_version": found[2]}
     elif (found := re.search(r"\bNCCL version (\d+\.\d+\.\d+)", line)) and facts["library"] is None:
         facts |= {"library": "nccl", "vendor": "nvidia", "nccl_version": found[1]}
-
-
-def _layout(line: str) -> _Layout | None:
-    """Columns by a header line; None for another comment."""
-    names = [name.lower() for name in line.lstrip(" #").split()]
-    if line.lstrip().startswith("#wrong"):
-        return None
-    names = [re.sub(r"\(.*\)$", "", name) for name in names]
-    starts = [i for i, name in enumerate(names) if name in ("time", "cputime")]
-    if "busbw" not in names or not starts or not {"size", "bytes"} & set(names[: starts[0]]):
-        return None
-    end = next((i for i, name in enumerate(names) if name in ("timestamp", "%y-%m-%d")), len(names))
-    length = (starts[1] if len(starts) > 1 else end) - starts[0]
-    side = [_NAMES.get(name, name) for name in names[starts[0] : starts[0] + length]]
-    return _Layout(leading=[_NAMES.get(name, name) for name in names[: starts[0]]], side=side,
-                   num_sides=len(starts), is_cpu_time=names[starts[0]] == "cputime",
-                   time_scale=1e3 if names[0] == "bytes" else 1.0)
 
 
 def _row_cells(line: str, run: _Run, open_row: list[str] | None) -> list[str] | None:
@@ -204,26 +166,18 @@ def _row_cells(line: str, run: _Run, open_row: list[str] | None) -> list[str] | 
     starts = _STARTS.match(line)
     cells = line.split()
     if starts is None:
-        if open_row is None or not cells or not all(_CELL.match(cell) for cell in cells):
+        if open_row is None or not cells or not all(CELL.match(cell) for cell in cells):
             return open_row
         open_row += cells
     else:
         if not run.has_header:
-            run.layout = _guessed_layout(cells)
+            run.layout = guessed_layout(cells)
         if re.search(r"\S {26,}(?=\S)", line[starts.end() :]) and len(cells) < run.layout.num_cells:
             lead = len(run.layout.leading)  # out of place was not run: its columns are blank
             cells = cells[:lead] + ["N/A"] * len(run.layout.side) + cells[lead:]
         open_row = cells
         run.rows.append(open_row)
     return None if len(open_row) >= run.layout.num_cells else open_row
-
-
-def _guessed_layout(cells: list[str]) -> _Layout:
-    """Columns of a row without a header, by their number: 13, or 12 with a redop or a root before the times."""
-    words = sum(1 for cell in cells[2:5] if not _CELL.match(cell))
-    if len(cells) >= _PLAIN or len(cells) < 12:
-        return _Layout()
-    return _Layout(leading=["size", "count", "type", "redop" if words > 1 else "root"])
 
 
 def _independent(runs: list[_Run]) -> int | None:
@@ -253,6 +207,8 @@ def _answer(run: _Run, facts: dict[str, Any], failure: str | None) -> dict[str, 
     oob, word = run.oob
     average, bandwidth_check = run.average or (None, None)
     numbers, groups = [int(found[1]) for found in run.ranks], [count(found[2]) for found in run.ranks]
+    if not _all_ranks(run, rows):
+        numbers = []
     is_amd = any("AMD" in found[7] or "Instinct" in found[7] for found in run.ranks)
     answer: dict[str, Any] = {
         "op": run.op, **facts,
@@ -272,6 +228,8 @@ def _answer(run: _Run, facts: dict[str, Any], failure: str | None) -> dict[str, 
         speeds = [(row["size"], row["out_of_place"].get("algbw")) for row in rows if row["out_of_place"]]
         implied = [size / speed / 1e3 for size, speed in speeds if size and speed]
         answer["implied_time_us_from_algbw"] = round(implied[-1], 3) if implied else None
+    if failure and finished and answer["passed"] is not False:
+        answer["warnings"], failure = [failure[:200]], None
     answer["error"] = failure[:200] if failure else (
         None if finished else "no footer: the program did not finish, or its output was cut")
     if answer["nranks_total"] == 1:
@@ -280,16 +238,28 @@ def _answer(run: _Run, facts: dict[str, Any], failure: str | None) -> dict[str, 
     return answer
 
 
-def _row(cells: list[str], layout: _Layout) -> dict[str, Any]:
+def _all_ranks(run: _Run, rows: list[dict[str, Any]]) -> bool:
+    """Whether every rank of the run is listed: pasted text often keeps the last of them, or the first."""
+    numbers = {int(found[1]) for found in run.ranks}
+    per_process = run.config.get("ngpus", 1) * run.config.get("nthreads", 1)
+    speeds = [row[side].get("busbw") for row in rows for side in SIDES if row[side]]
+    alone = len(numbers) == 1 and any(speeds)  # bus bandwidth of one rank is 0
+    return numbers == set(range(len(numbers))) and len(numbers) >= per_process and not alone
+
+
+def _row(cells: list[str], layout: Layout) -> dict[str, Any]:
     lead, width = len(layout.leading), len(layout.side)
     row: dict[str, Any] = {"size": None, "count": None, "type": None, "redop": None, "root": None}
     for name, cell in zip(layout.leading, cells):
         row[name] = cell if name in ("type", "redop") else count(cell)
-    for i, side in enumerate(("out_of_place", "in_place")[: layout.num_sides]):
+    for i, side in enumerate(layout.sides[: layout.num_sides]):
         found = cells[lead + i * width : lead + (i + 1) * width]
         row[side] = _side(dict(zip(layout.side, found)), layout) if found and not _is_blank(found) else None
-    row.setdefault("in_place", None)
+    for side in SIDES:
+        row.setdefault(side, None)
     after = cells[layout.num_cells :]
+    for name, cell in zip(layout.after, after):
+        row[name] = count(cell) if name == "num_channels" else None if _is_blank([cell]) else cell
     if len(after) >= 2 and re.fullmatch(r"\d{4}-\d\d-\d\d", after[0]):
         row["timestamp"] = " ".join(after[:2])
     return row
@@ -299,7 +269,7 @@ def _is_blank(cells: list[str]) -> bool:
     return all(cell.upper() in ("N/A", "NA") for cell in cells)
 
 
-def _side(cells: dict[str, str], layout: _Layout) -> dict[str, Any]:
+def _side(cells: dict[str, str], layout: Layout) -> dict[str, Any]:
     time_us = number(cells.get("time"))
     time_us = None if time_us is None else time_us * layout.time_scale
     side: dict[str, Any] = {"time_us": None if layout.is_cpu_time else time_us, "algbw": number(cells.get("algbw")),
@@ -308,5 +278,7 @@ def _side(cells: dict[str, str], layout: _Layout) -> dict[str, Any]:
         side["cpu_time_us"] = time_us
     for name, cell in cells.items():
         if name not in ("time", "algbw", "busbw", "wrong"):
-            side[name] = count(cell) if name == "bitdiff" else number(cell)
+            side[name] = count(cell) if name == "bitdiff" else number(cell.rstrip("*"))
+            if cell.endswith("*"):
+                side["exceeded"] = True  # rccl-tests marks an error above its limit
     return side

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 from labkit.analyze.kinds import UnreadableInput
 from labkit.analyze.smi import plain_text
+from labkit.analyze.smi_lines import of_first_source
 
 _SECTION = re.compile(
     r"^[=\s-]*(Weight|Hops|Link Type|Link accessibility|Access|Numa Nodes?)\b[^=]*[=\s-]*$", re.IGNORECASE
 )
+_OTHER_SECTION = re.compile(r"^\s*={4,}[^=]*={2,}\s*$")
+_PAIR = re.compile(r"\(Topology\) (Weight|Hops|Link type) between DRM devices (\d+) and (\d+)", re.IGNORECASE)
 _GPU = re.compile(r"^GPU\[?(\d+)\]?$")
 _NUMA = re.compile(r"^GPU\s?\[?(\d+)\]?\s*:\s*\(Topology\)\s*Numa (Node|Affinity)\s*:\s*(\S+)", re.IGNORECASE)
 _FAILURES = (
@@ -27,7 +31,7 @@ _FAILURES = (
 
 
 def parse_rocm_topo(text: str) -> dict[str, Any]:
-    """GPU links of `rocm-smi --showtopo`.
+    """GPU links of `rocm-smi --showtopo`, also with `--json`.
 
     Returns: `gpus` (count), `vendor`, `links` ("0-1" -> "XGMI" or "PCIE"), `hops` and `weight` ("0-1" -> number; None
     where the tool gives none), `accessible` ("0-1" -> bool, if printed), `numa` and `numa_affinity` by GPU (None for
@@ -39,11 +43,15 @@ def parse_rocm_topo(text: str) -> dict[str, Any]:
     numa: dict[str, dict[str, int | None]] = {"node": {}, "affinity": {}}
     gpus: set[int] = set()
     section, columns = "", list[int]()
-    for line in plain_text(text).splitlines():
+    lines = _lines_of_json(text) or of_first_source(plain_text(text), lambda line: bool(_SECTION.match(line)))
+    for line in lines:
         heading = _SECTION.match(line)
         if heading:
             section, columns = heading[1].lower(), []
             section = "access" if section.startswith("link access") else section
+            continue
+        if _OTHER_SECTION.match(line):
+            section, columns = "", []
             continue
         where = _NUMA.match(line.strip())
         if where:
@@ -82,6 +90,23 @@ def parse_rocm_topo(text: str) -> dict[str, Any]:
     if tables["access"]:
         result["accessible"] = {pair: cell.lower() == "true" for pair, cell in tables["access"].items()}
     return result
+
+
+def _lines_of_json(text: str) -> list[str]:
+    """What `--json` tells, as lines of the tables; [] if the text holds no such object."""
+    start = text.find("{")
+    try:
+        value = json.JSONDecoder().raw_decode(text[start:])[0] if start >= 0 else None
+    except (ValueError, RecursionError):
+        return []
+    lines: list[str] = []
+    for card, facts in (value.items() if isinstance(value, dict) else ()):
+        for key, cell in (facts.items() if isinstance(facts, dict) else ()):
+            if pair := _PAIR.match(key):
+                lines += [f"== {pair[1]} ==", f"GPU{pair[2]} GPU{pair[3]}", f"GPU{pair[2]} 0 {cell}"]
+            elif found := re.fullmatch(r"card(\d+)", card):
+                lines.append(f"GPU[{found[1]}] : {key}: {cell}")
+    return lines
 
 
 def _link(cell: str | None) -> str | None:

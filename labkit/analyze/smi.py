@@ -1,4 +1,4 @@
-"""Output of nvidia-smi: `topo -m`, `topo -p2p`, and `--query-gpu=... --format=csv`.
+"""Output of nvidia-smi: `topo -m` and `topo -p2p` (`smi_query` reads `--query-gpu`).
 
 A machine without a driver, or a value the driver will not tell, is an answer too: `error`, None, never a crash and
 never a zero that looks measured. Keys that stand for GPUs are texts ("0", "0-1"), as in JSON.
@@ -6,19 +6,23 @@ never a zero that looks measured. Keys that stand for GPUs are texts ("0", "0-1"
 
 from __future__ import annotations
 
-import csv
 import re
 from typing import Any
 
 from labkit.analyze.kinds import UnreadableInput
+from labkit.analyze.smi_lines import of_first_source
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\[(?:\d{1,3})(?:;\d{1,3})*m")
 _TITLES = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 _GPU = re.compile(r"^GPU\s?(\d+)$")
 _NVLINK = re.compile(r"^NV(\d+)$")
-_UNKNOWN_CELL = re.compile(
+_LINK = re.compile(r"^(?:X|N/A|[A-Z][A-Z0-9]{1,5})$")
+_WORD = r"(?:NODE|SYS|PHB|PXB|PIX|PSB|SOC|NV\d{1,2}|X)"
+_GLUED = re.compile(rf"{_WORD}{{2,}}$")
+"""Cells that touch: a tab turned into no space at all where a cell filled its column."""
+UNKNOWN_CELL = re.compile(
     r"^\[?\s*(N/?A|Not Supported|Not Available|Insufficient Permissions?|Unknown Error|Unknown|No Permissions?"
-    r"|GPU is lost|Requested functionality has been deprecated)\s*\]?$",
+    r"|GPU is lost|Requested functionality has been deprecated)\s*\]?$|^\[.*\]$",
     re.IGNORECASE,
 )
 _FAILURES = (
@@ -35,27 +39,6 @@ _FAILURES = (
     "not a valid",
     "is not recognized",
 )
-_SHORT_NAMES = {
-    "power.draw": "power",
-    "clocks.current.sm": "sm",
-    "clocks.sm": "sm",
-    "clocks.current.memory": "mem",
-    "clocks.mem": "mem",
-    "clocks.current.graphics": "graphics",
-    "clocks.gr": "graphics",
-    "clocks.max.sm": "sm_max",
-    "clocks.max.memory": "mem_max",
-    "clocks.max.mem": "mem_max",
-    "mig.mode.current": "mig",
-    "mig.mode.pending": "mig_pending",
-    "pci.bus_id": "bus_id",
-    "gpu_bus_id": "bus_id",
-    "gpu_name": "name",
-    "gpu_uuid": "uuid",
-}
-_UNIT_SUFFIX = {"mib": "mib", "w": "w", "mhz": "mhz", "%": "pct", "ms": "ms", "us": "us", "s": "s", "c": "c"}
-
-
 def plain_text(text: str) -> str:
     """Without terminal colours (nvidia-smi underlines its header even into a pipe) and carriage returns."""
     return _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
@@ -80,19 +63,26 @@ def _cells(line: str) -> list[str]:
         return [cell.strip() for cell in line.rstrip("\n").split("\t")]
     for title in _TITLES:
         line = line.replace(title, title.replace(" ", "\x00"))
-    return ["", *line.split()] if line[:1] in " \t" else line.split()
+    cells = [part for cell in line.split() for part in (re.findall(_WORD, cell) if _GLUED.match(cell) else [cell])]
+    return ["", *cells] if line[:1] in " \t" else cells
+
+
+def _is_header(line: str) -> bool:
+    cells = [cell for cell in _cells(line) if cell]
+    return any(_GPU.match(cell) for cell in cells) and "X" not in cells
 
 
 def _matrix(text: str) -> tuple[list[str], list[tuple[str, list[str]]]] | None:
     """Column titles and (row name, cells) of the first matrix whose header names a GPU."""
     header: list[str] | None = None
+    places: dict[str, int] = {}
     rows: list[tuple[str, list[str]]] = []
-    for line in plain_text(text).splitlines():
+    for line in of_first_source(plain_text(text), _is_header):
         cells = [cell.replace("\x00", " ") for cell in _cells(line)]
         filled = [cell for cell in cells if cell]
         if header is None:
-            if any(_GPU.match(cell) for cell in filled) and "X" not in filled:
-                header = filled
+            if _is_header(line):
+                header, places = filled, {title: line.index(title) for title in _TITLES if title in line}
             continue
         if not filled:
             if rows:
@@ -102,8 +92,23 @@ def _matrix(text: str) -> tuple[list[str], list[tuple[str, list[str]]]] | None:
             cells = cells[1:]
         if cells[0] not in header:
             break
-        rows.append((cells[0], cells[1:]))
+        rows.append((cells[0], cells[1:] if "\t" in line else _placed(line, cells[1:], len(header), places)))
     return (header, rows) if header is not None else None
+
+
+def _placed(line: str, cells: list[str], num_columns: int, places: dict[str, int]) -> list[str]:
+    """Cells of a space-padded row of which some behind the links are blank: by where they stand under their titles."""
+    num_links = num_columns - len(places)
+    behind = cells[num_links:]
+    if not behind or len(cells) >= num_columns:
+        return cells
+    titles = sorted(places, key=lambda title: places[title])
+    found = {title: "" for title in titles}
+    starts = [match.start() for match in re.finditer(r"\S+", line)][-len(behind):]
+    for start, cell in zip(starts, behind):
+        found[max((title for title in titles if places[title] <= start + 1), key=lambda title: places[title],
+                  default=titles[0])] = cell
+    return cells[:num_links] + [found[title] for title in titles]
 
 
 def _number_of(name: str) -> str | None:
@@ -113,7 +118,7 @@ def _number_of(name: str) -> str | None:
 
 def _value(cell: str) -> int | str | None:
     """A NUMA cell: a number, a range as text, or None for N/A and blanks."""
-    if not cell or _UNKNOWN_CELL.match(cell):
+    if not cell or UNKNOWN_CELL.match(cell):
         return None
     return int(cell) if re.fullmatch(r"\d{1,9}", cell) else cell
 
@@ -156,20 +161,21 @@ def parse_topo(text: str) -> dict[str, Any]:
             continue  # a NIC's row repeats what the GPUs' rows say
         behind = _affinities(titles, cells[len(devices) :])
         result["cpu_affinity"][number] = behind.get("CPU Affinity") or None
-        if _UNKNOWN_CELL.match(behind.get("CPU Affinity", "")):
+        if UNKNOWN_CELL.match(behind.get("CPU Affinity", "")):
             result["cpu_affinity"][number] = None
         result["numa"][number] = _value(behind.get("NUMA Affinity", ""))
         result["gpu_numa_id"][number] = _value(behind.get("GPU NUMA ID", ""))
         for other, link in zip(devices, cells):
             _add_link(result, number, other, link)
-    result["nic_names"] = dict(re.findall(r"^\s*(NIC\d+): (\S+)", plain_text(text), re.MULTILINE))
+    result["nic_names"] = dict(
+        re.findall(r"^\s*(NIC\d+): (\S+)", "\n".join(of_first_source(plain_text(text), _is_header)), re.MULTILINE))
     if len(rows) < len(devices):
         result["error"] = f"matrix is cut: {len(rows)} of {len(devices)} rows"
     return result
 
 
 def _add_link(result: dict[str, Any], number: str, other: str, link: str) -> None:
-    if not link or link == "X":
+    if link == "X" or not _LINK.match(link):
         return
     peer = _number_of(other)
     if peer is None:
@@ -206,84 +212,8 @@ def parse_topo_p2p(text: str) -> dict[str, Any]:
     one_way = {
         f"{low}-{high}": [seen.get((low, high)), seen.get((high, low))]
         for low, high in pairs
-        if seen.get((low, high)) != seen.get((high, low))
+        if seen.get((low, high), seen.get((high, low))) != seen.get((high, low), seen.get((low, high)))
     }
     p2p = {f"{low}-{high}": seen.get((low, high), seen.get((high, low))) for low, high in pairs}
-    return {"gpus": len(gpus), "p2p": p2p, "one_way": one_way}
-
-
-def parse_query(text: str) -> dict[str, Any]:
-    """GPUs of `nvidia-smi --query-gpu=... --format=csv` (with or without `nounits`).
-
-    Returns: `gpus`, one object each: `index`, `name`, and the other columns as `<name>_<unit>` (`memory_total_mib`,
-    `power_w`, `sm_mhz`, ...); a value the driver does not give is None and its reason is in `unavailable`. Clocks and
-    power are those of the moment of the query, not of a run. Without a driver: `gpus` [] and `error`.
-
-    Raises: UnreadableInput when there is no header line.
-    """
-    lines = [line for line in plain_text(text).splitlines() if line.strip()]
-    place = next((i for i, line in enumerate(lines) if _is_query_header(line)), None)
-    if place is None:
-        failure = tool_failure(plain_text(text))
-        if failure is None:
-            raise UnreadableInput("no CSV header found, expected: nvidia-smi --query-gpu=index,name,... --format=csv")
-        return {"gpus": [], "error": failure[0], "error_detail": failure[1]}
-    columns = [_column(title) for title in _split(lines[place])]
-    gpus: dict[Any, dict[str, Any]] = {}
-    ignored: list[str] = []
-    for line in lines[place + 1 :]:
-        cells = _split(line)
-        if line.strip() == lines[place].strip():
-            continue
-        if len(cells) != len(columns):
-            ignored.append(line.strip()[:120])
-            continue
-        gpu = _query_row(columns, cells)
-        gpus[gpu.get("index", len(gpus)) if gpu.get("index") is not None else f"row {len(gpus)}"] = gpu
-    result: dict[str, Any] = {"gpus": list(gpus.values()), "taken": "at the moment of the query, not during a run"}
-    failure = tool_failure("\n".join(ignored))
-    if failure is not None:
-        result |= {"error": failure[0], "error_detail": failure[1]}
-    return result | ({"ignored_lines": ignored[:10]} if ignored else {})
-
-
-def _split(line: str) -> list[str]:
-    try:
-        return [cell.strip() for cell in next(csv.reader([line], skipinitialspace=True))]
-    except (csv.Error, StopIteration):
-        return [cell.strip() for cell in line.split(",")]
-
-
-def _is_query_header(line: str) -> bool:
-    names = [re.sub(r"\s*\[.*\]$", "", cell) for cell in _split(line)]
-    known = ("index", "name", "uuid", "timestamp", "count", "gpu_name", "gpu_uuid", "driver_version", "pstate")
-    dotted = [re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+)+", name) for name in names]
-    return any(name in known for name in names) or (bool(names) and all(dotted))
-
-
-def _column(title: str) -> tuple[str, str]:
-    """(key without unit, unit) of a header cell such as `memory.total [MiB]`."""
-    match = re.fullmatch(r"(.*?)\s*\[(.*)\]", title)
-    name, unit = (match[1], match[2]) if match else (title, "")
-    return _SHORT_NAMES.get(name, re.sub(r"\W+", "_", name).strip("_")), _UNIT_SUFFIX.get(unit.strip().lower(), "")
-
-
-def _query_row(columns: list[tuple[str, str]], cells: list[str]) -> dict[str, Any]:
-    gpu: dict[str, Any] = {}
-    unavailable: dict[str, str] = {}
-    for (name, unit), cell in zip(columns, cells):
-        number = re.fullmatch(r"(-?\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z%]*)", cell)
-        unit = unit or (_UNIT_SUFFIX.get(number[2].lower(), "") if number else "")
-        key = f"{name}_{unit}" if unit else name
-        if key in gpu:
-            key = f"{key}_{len(gpu)}"
-        if _UNKNOWN_CELL.match(cell) or not cell:
-            gpu[key] = None
-            unavailable[key] = cell.strip("[] ")
-        elif name in ("name", "uuid", "serial", "driver_version", "vbios_version", "compute_cap", "bus_id"):
-            gpu[key] = cell
-        elif number:
-            gpu[key] = float(number[1]) if "." in number[1] else int(number[1])
-        else:
-            gpu[key] = cell
-    return gpu | ({"unavailable": unavailable} if unavailable else {})
+    cut = {"error": f"matrix is cut: {len(rows)} of {len(gpus)} rows"} if len(rows) < len(gpus) else {}
+    return {"gpus": len(gpus), "p2p": p2p, "one_way": one_way, **cut}

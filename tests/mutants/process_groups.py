@@ -131,6 +131,17 @@ MUTANTS = [
         "test_analyze_flight_recorder::test_what_is_no_dump_is_refused_in_one_line",
     ),
     plant(
+        "groups_of_one_name_are_one_group", FILES,
+        "{dump.rank: dump for dump in _apart(dumps)}", "{dump.rank: dump for dump in dumps}",
+        "test_analyze_flight_recorder::test_parts_of_a_split_group_share_a_name_and_no_calls",
+    ),
+    plant(
+        "the_status_goes_by_the_groups_name", FILES,
+        'names.get(clean_text(key), "0" if clean_text(key) == "0" and "0" not in names.values() else None)',
+        "clean_text(key)",
+        "test_analyze_flight_recorder::test_the_status_goes_by_a_number_that_is_not_the_groups_name",
+    ),
+    plant(
         "gloos_retired_calls_are_open", FILES,
         ' or bool(raw.get("retired"))', "",
         "test_analyze_flight_recorder::test_gloo_keeps_scheduled_but_retires",

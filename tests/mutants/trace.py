@@ -153,9 +153,23 @@ MUTANTS = [
     ),
     dict(
         name="unknown_memory_is_text",
-        file="labkit/analyze/smi.py",
-        old="if _UNKNOWN_CELL.match(cell) or not cell:",
+        file="labkit/analyze/smi_query.py",
+        old="if UNKNOWN_CELL.match(cell) or not cell:",
         new="if not cell:",
         tests=["tests/test_analyze_smi.py::test_what_the_driver_does_not_tell_is_none_with_a_reason"],
+    ),
+    dict(
+        name="blank_cells_are_closed_up",
+        file="labkit/analyze/smi.py",
+        old="    if not behind or len(cells) >= num_columns:",
+        new="    if True:",
+        tests=["tests/test_analyze_smi.py::test_a_blank_cell_between_spaces_is_blank"],
+    ),
+    dict(
+        name="gpus_of_two_machines_are_one",
+        file="labkit/analyze/smi_query.py",
+        old='return gpu.get("source"), key, gpu[key]',
+        new="return key, gpu[key]",
+        tests=["tests/test_analyze_smi.py::test_gpus_of_several_machines_in_one_file"],
     ),
 ]
