@@ -192,7 +192,15 @@ def _vllm_bench_results(paths: list[Path]) -> dict:
 def _sse_stream(paths: list[Path]) -> dict:
     from labkit.analyze.sse import read_stream
 
-    return _parsed(paths, "sse_stream", read_stream)
+    def one_stream(text: str) -> dict:
+        found = read_stream(text)
+        if found["num_streams"] > 1:
+            raise UnreadableInput(f"{found['num_streams']} streams one after the other, expected one in a file")
+        if found["foreign"] and not found["texts"]:
+            raise UnreadableInput(f"{found['foreign']}, expected the stream of /v1/completions or /v1/chat/completions")
+        return found
+
+    return _parsed(paths, "sse_stream", one_stream)
 
 
 KINDS: dict[str, Callable[[list[Path]], dict]] = {
