@@ -71,7 +71,7 @@ def _skip(text: str, position: int) -> int:
 def _one(raw: dict[str, Any]) -> dict[str, Any]:
     if "_cut_line" in raw:
         return {"usable": False, "reason": f"cut off at line {raw['_cut_line']}"}
-    result = {name: _finite(raw.get(name, raw.get(_OTHER_NAMES.get(name)))) for name in _KEPT}
+    result = {name: _finite(raw.get(name, raw.get(_OTHER_NAMES.get(name, name)))) for name in _KEPT}
     result |= _times(raw)
     if result["failed"] is None:
         result["failed"] = _recorded_errors(raw, result["completed"])
