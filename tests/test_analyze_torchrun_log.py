@@ -7,7 +7,8 @@ import json
 import pytest
 
 from labkit.analyze.kinds import UnreadableInput
-from labkit.analyze.torchrun_log import parse_error_file, parse_log
+from labkit.analyze.torchrun_error_file import parse_error_file
+from labkit.analyze.torchrun_log import parse_log
 
 HINT = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
 STOPPED = "Signal 15 (SIGTERM) received by PID 100"
@@ -250,3 +251,24 @@ def test_a_group_of_exceptions_has_its_line():
              "  | ExceptionGroup: many (2 sub-exceptions)", "  +-+---------------- 1 ----------------"]
     tagged = "".join(f"[default1]:{line}\n" for line in lines) + report(block(1))
     assert parse_log(tagged)["root_cause"]["error"] == "ExceptionGroup: many (2 sub-exceptions)"
+
+
+@pytest.mark.parametrize("line", [
+    "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.",
+    "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-29T00:00:00 DUE TO TIME LIMIT ***",
+    "run.sh: line 3: 123 Segmentation fault      (core dumped) torchrun t.py", "Killed",
+    "srun: error: node1: task 0: Exited with exit code 1",
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ==== t.py FAILED Root Cause: [0]: rank : 3"])
+def test_a_failure_told_only_from_outside_the_ranks(line):
+    answer = parse_log(f"step 1\n{line}\n")
+    assert answer["failed"] and answer["root_cause"]["error"] == line and answer["root_cause"]["rank"] is None
+    named = parse_log(f"{report(block(1, code=-9, text='Signal 9 (SIGKILL) received by PID 100'))}\n{line}\n")
+    assert named["root_cause"]["rank"] == 1 and named["root_cause_by"] == "named by torchrun"
+
+
+def test_the_first_launcher_only_repeats_that_a_rank_failed():
+    launcher = "subprocess.CalledProcessError: Command '['python', 't.py']' returned non-zero exit status 7.\n"
+    frames = 'Traceback (most recent call last):\n  File "launch.py", line 261, in <module>\n'
+    root = parse_log(trace("ValueError: boom") + frames + launcher)["root_cause"]
+    assert (root["error"], root["exitcode"]) == ("ValueError: boom", 7)
+    assert parse_log(frames + launcher)["root_cause"]["error"] == launcher.strip()

@@ -250,3 +250,11 @@ def test_failures_are_counted_from_the_recorded_errors_if_they_agree(errors, fai
     seen = parse_bench_results(json.dumps({"completed": 3, "duration": 1.0, "errors": errors}))["first"]
     assert seen["failed"] == failed and seen["success_fraction"] == (None if failed is None else 0.75)
     assert "negative" in parse_bench_results(json.dumps({"completed": 3, "p1_e2e_latency_ms": -1}))["reason"]
+
+
+@pytest.mark.parametrize(("counts", "fraction"), [
+    ({"completed": 5, "num_prompts": 4}, None), ({"completed": 3.0, "num_prompts": 4.0}, 0.75),
+    ({"completed": 4, "failed": None, "num_prompts": 4}, 1.0)])
+def test_counts_that_disagree_give_no_share(counts, fraction):
+    seen = parse_bench_results(json.dumps({"duration": 1.0} | counts))["first"]
+    assert seen["success_fraction"] == fraction and seen["usable"]

@@ -81,7 +81,7 @@ def _torchrun_log(paths: list[Path]) -> dict:
 
 
 def _torchrun_error_file(paths: list[Path]) -> dict:
-    from labkit.analyze.torchrun_log import parse_error_file
+    from labkit.analyze.torchrun_error_file import parse_error_file
 
     return _parsed(paths, "torchrun_error_file", parse_error_file)
 

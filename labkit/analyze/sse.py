@@ -226,9 +226,10 @@ def _not_streamed(text: str) -> str:
         except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
-            told = _error(value) or value.get("detail") or value.get("message")
+            told = next((part for part in (_error(value), value.get("detail"), value.get("message"))
+                         if isinstance(part, str) and part), None)
             if told:
-                return str(told)[:300]
+                return told[:300]
             if "choices" in value:
                 return "no event in the stream: the answer came in one piece"
     return "no event in the stream" + (f": HTTP {status[1].strip()[:80]}" if status and status[1][0] in "45" else "")

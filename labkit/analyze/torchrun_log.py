@@ -1,18 +1,16 @@
 """Why a torchrun job failed: the failing rank, not its victims.
 
-In: torchrun's output (with or without `--tee` prefixes, glued lines, several nodes), or the error file that
-`torch.distributed.elastic`'s `@record` writes. Out: one plain object.
+In: torchrun's output (with or without `--tee` prefixes, glued lines, several nodes). Out: one plain object.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.analyze.kinds import UnreadableInput, clean_text
+from labkit.analyze.kinds import UnreadableInput
 from labkit.analyze.smi import plain_text
 from labkit.analyze.torchrun_untagged import (
     AGENT_FAILED,
@@ -20,6 +18,7 @@ from labkit.analyze.torchrun_untagged import (
     LAUNCHER_ERROR,
     PEER_LOST,
     end_after_restart,
+    outside_failure,
     unnamed_errors,
     without_outer_prefixes,
 )
@@ -82,12 +81,17 @@ def parse_log(text: str) -> dict[str, Any]:
         root["error"], root["traceback"] = unnamed[0][1], unnamed[0][2] or None  # Python's own codes of an end by error
     if root is None and (launcher := _launcher_failure(lines)):
         root, chosen_by = launcher, "launcher error"
+        if "CalledProcessError" in launcher["error"] and len(unnamed) == 1:  # it only repeats that a rank failed
+            root["error"], root["traceback"] = unnamed[0][1], unnamed[0][2] or None
+            chosen_by = "the only traceback in the output"
     if root is None and printed:
         rank, (error, trace) = next(iter(printed.items()))
         root, chosen_by = _failure(rank=rank[1], error=error, traceback=trace), "first traceback in the output"
     if root is None and unnamed and not any(line.text.strip() for line in lines[unnamed[-1][0] + 6 :]):
         error, trace = unnamed[0][1:]
         root, chosen_by = _failure(error=error, traceback=trace or None), "a traceback at the end, of an unnamed rank"
+    if root is None and (told := outside_failure(texts)):
+        root, chosen_by = _failure(error=told), "a line from outside the ranks"
     failed: bool | None = root is not None
     if chosen_by == "first failure the agent saw" and (end := end_after_restart(texts)) is not None:
         failed, root, chosen_by = (None, root, end) if end != FINISHED else (False, None, None)
@@ -100,39 +104,6 @@ def parse_log(text: str) -> dict[str, Any]:
         "closing_signals": [{"pid": pid, "signal": name} for pid, name in closing],
         "unnamed_errors": [error for _, error, _ in unnamed],
         "errors_by_rank": {f"{role}{number}": error for (role, number), (error, _) in printed.items()},
-    }
-
-
-def parse_error_file(text: str) -> dict[str, Any]:
-    """What an elastic error file (error.json) says.
-
-    Returns: `error` (exception and message), `error_type`, `timestamp` (seconds since the epoch), `traceback`,
-    `exitcode` (if the agent added one); None where the file does not say.
-
-    Raises: UnreadableInput when the text is not such a file.
-    """
-    try:
-        data = json.loads(text, strict=False)
-    except (ValueError, RecursionError) as err:
-        raise UnreadableInput(f"not JSON ({err}), expected torchrun's error.json") from err
-    extra: dict[str, Any] = {}
-    code: Any = None
-    depth = 0
-    while isinstance(data, dict) and "message" in data and depth < 8:
-        extra = data["extraInfo"] if isinstance(data.get("extraInfo"), dict) else extra
-        code = data.get("errorCode", code)
-        data, depth = data["message"], depth + 1
-    if depth == 0 or not isinstance(data, str):
-        raise UnreadableInput('no "message" text in it, expected torchrun\'s error.json')
-    stamp = str(extra.get("timestamp", ""))
-    kind = re.match(r"[A-Za-z_][\w.]*(?=:|$)", data)
-    trace = extra.get("py_callstack")
-    return {
-        "error": clean_text(data),
-        "error_type": kind[0] if kind else None,
-        "timestamp": int(float(stamp)) if re.fullmatch(r"\d{1,15}(?:\.\d{1,9})?", stamp) else None,
-        "traceback": clean_text(trace) if isinstance(trace, str) else None,
-        "exitcode": code if isinstance(code, int) else None,
     }
 
 
@@ -328,5 +299,6 @@ def _launcher_failure(lines: list[_Line]) -> dict[str, Any] | None:
     for line in reversed(lines):
         of_launcher = line.role is None and line.rank is None and LAUNCHER_ERROR.match(line.text)
         if of_launcher and "ChildFailedError" not in line.text:
-            return _failure(error=line.text.strip())
+            code = _integer(line.text, r"CalledProcessError: .* exit status (\d{1,3})\.")
+            return _failure(error=line.text.strip(), exitcode=code)
     return None

@@ -33,6 +33,12 @@ PEER_LOST = re.compile(
 )
 _AGENTS_OWN = re.compile(
     r"^(?:[WEIF]\d{4} |(?:WARNING|ERROR|INFO):torch\.distributed|\[\d{4}-\d\d-\d\d |Traceback|\s)")
+# What a scheduler, a shell or the launcher says of a job whose ranks say nothing.
+_FROM_OUTSIDE = re.compile(
+    r"oom_kill event|Out Of Memory|\bCANCELLED (?:AT|DUE|BY)\b"
+    r"|^srun: error: .*(?:Exited with exit code|Killed|Terminated)"
+    r"|(?:Segmentation fault|Aborted|Bus error|Killed)(?: +\(core dumped\)|\s*$| +(?:torchrun|python))"
+    r"|\bChildFailedError\b")
 FINISHED = "finished"
 _START = re.compile(r"Traceback \(most recent call last\)")
 _ERROR = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*(?::(?: |$)|$)")
@@ -104,3 +110,8 @@ def end_after_restart(texts: list[str]) -> str | None:
         return None
     output = [text for text in after if not _AGENTS_OWN.match(text) and not _ERROR.match(text)]
     return "an attempt failed and output follows: how the job ended is not in the log" if output else None
+
+
+def outside_failure(texts: list[str]) -> str | None:
+    """The first line in which something outside the ranks says that the job failed."""
+    return next((text.strip()[:300] for text in texts if _FROM_OUTSIDE.search(text)), None)

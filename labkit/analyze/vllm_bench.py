@@ -72,12 +72,15 @@ def _one(raw: dict[str, Any]) -> dict[str, Any]:
     if "_cut_line" in raw:
         return {"usable": False, "reason": f"cut off at line {raw['_cut_line']}"}
     result = {name: _finite(raw.get(name, raw.get(_OTHER_NAMES.get(name, name)))) for name in _KEPT}
+    for name in ("completed", "failed", "num_prompts"):  # a table that went through floats
+        result[name] = int(result[name]) if _is_whole(result[name]) else result[name]
     result |= _times(raw)
     if result["failed"] is None:
         result["failed"] = _recorded_errors(raw, result["completed"])
     completed, failed, asked = result["completed"], result["failed"], result["num_prompts"]
     whole = completed + failed if _is_count(completed) and _is_count(failed) else asked
-    result["success_fraction"] = completed / whole if _is_count(completed) and _is_count(whole) and whole else None
+    known = _is_count(completed) and _is_count(whole) and whole >= max(completed, 1)
+    result["success_fraction"] = completed / whole if known else None
     result["reason"] = _doubt(raw, completed)
     return {**result, "usable": result["reason"] is None}
 
@@ -124,6 +127,10 @@ def _finite(value: Any) -> Any:
     if isinstance(value, str | list | dict):  # a text that no encoder takes, or what is no figure
         return clean_text(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer()
 
 
 def _is_count(value: Any) -> bool:

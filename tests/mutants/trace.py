@@ -166,6 +166,13 @@ MUTANTS = [
         tests=["tests/test_analyze_torchrun_log.py::test_the_only_untagged_traceback_is_the_root_causes"],
     ),
     dict(
+        name="a_scheduler_is_not_heard",
+        file="labkit/analyze/torchrun_log.py",
+        old="if root is None and (told := outside_failure(texts)):",
+        new="if told := None:",
+        tests=["tests/test_analyze_torchrun_log.py::test_a_failure_told_only_from_outside_the_ranks"],
+    ),
+    dict(
         name="unknown_memory_is_text",
         file="labkit/analyze/smi.py",
         old="if _UNKNOWN_CELL.match(cell) or not cell:",
