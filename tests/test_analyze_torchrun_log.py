@@ -272,3 +272,9 @@ def test_the_first_launcher_only_repeats_that_a_rank_failed():
     root = parse_log(trace("ValueError: boom") + frames + launcher)["root_cause"]
     assert (root["error"], root["exitcode"]) == ("ValueError: boom", 7)
     assert parse_log(frames + launcher)["root_cause"]["error"] == launcher.strip()
+
+
+def test_lines_that_a_terminal_ran_together():
+    answer = parse_log("    ".join((closing(100) + closing(101) + agent(-9, 4, 104)).splitlines()))
+    assert [one["pid"] for one in answer["closing_signals"]] == [100, 101]
+    assert (answer["root_cause"]["local_rank"], answer["root_cause"]["signal"]) == (4, "SIGKILL")

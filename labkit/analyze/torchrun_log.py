@@ -70,8 +70,8 @@ def parse_log(text: str) -> dict[str, Any]:
     lines, glued = _logical_lines(clean)
     printed = _printed_errors(lines)
     failures = [_describe(failure, printed) for failure in _failure_blocks(lines)]
-    closing = [(int(m[1]), m[2]) for line in lines if (m := _CLOSING.search(line.text))]
-    agent = [(int(m[1]), int(m[2]), int(m[3])) for line in lines if (m := AGENT_FAILED.search(line.text))]
+    closing = [(int(m[1]), m[2]) for line in lines for m in _CLOSING.finditer(line.text)]
+    agent = [(int(m[1]), int(m[2]), int(m[3])) for line in lines for m in AGENT_FAILED.finditer(line.text)]
     if not failures:
         failures = [_from_agent(*seen, printed) for seen in agent]
     root, chosen_by = _root_cause(failures, {pid for pid, _ in closing}, {pid for _, _, pid in agent})
