@@ -221,6 +221,7 @@ def test_a_log_that_ends_in_a_traceback_failed():
     answer = parse_log("step 1\n" + trace("ValueError: boom"))
     assert answer["failed"] and answer["root_cause"]["error"] == "ValueError: boom"
     assert answer["root_cause"]["rank"] is None and "unnamed" in answer["root_cause_by"]
+    assert parse_log("^C" + trace("KeyboardInterrupt"))["root_cause"]["error"] == "KeyboardInterrupt"
     went_on = parse_log(trace("ValueError: retried") + "step\n" * 9)
     assert not went_on["failed"] and went_on["unnamed_errors"] == ["ValueError: retried"]
     assert parse_log("torchrun: error: unrecognized arguments: --x\n")["root_cause_by"] == "launcher error"
@@ -258,6 +259,7 @@ def test_a_group_of_exceptions_has_its_line():
     "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-29T00:00:00 DUE TO TIME LIMIT ***",
     "run.sh: line 3: 123 Segmentation fault      (core dumped) torchrun t.py", "Killed",
     "srun: error: node1: task 0: Exited with exit code 1",
+    "[2026-11-29 00:00:00,000] [ERROR] [launch.py:325:sigkill_handler] ['python', 't.py'] exits with return code = -9",
     "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ==== t.py FAILED Root Cause: [0]: rank : 3"])
 def test_a_failure_told_only_from_outside_the_ranks(line):
     answer = parse_log(f"step 1\n{line}\n")

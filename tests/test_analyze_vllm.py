@@ -185,7 +185,8 @@ def test_several_results_and_one_cut():
 
 @pytest.mark.parametrize(("change", "reason"), [
     ({"completed": 0}, "no request completed"), ({"mean_itl_ms": -1.7e12}, "negative"),
-    ({"ttfts": [0.1, 0.0]}, "not measured"), ({"mean_ttft_ms": 0.0}, "not measured"), ({"output_lens": [0, 0]}, "no output token"),
+    ({"ttfts": [0.1, 0.0]}, "not measured"), ({"mean_ttft_ms": 0.0}, "not measured"),
+    ({"output_lens": [0, 0]}, "no output token"),
 ])
 def test_results_that_cannot_be_believed(change, reason):
     assert reason in parse_bench_results(json.dumps(RESULT | change))["reason"]

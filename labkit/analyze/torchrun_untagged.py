@@ -38,9 +38,9 @@ _FROM_OUTSIDE = re.compile(
     r"oom_kill event|Out Of Memory|\bCANCELLED (?:AT|DUE|BY)\b"
     r"|^srun: error: .*(?:Exited with exit code|Killed|Terminated)"
     r"|(?:Segmentation fault|Aborted|Bus error|Killed)(?: +\(core dumped\)|\s*$| +(?:torchrun|python))"
-    r"|\bChildFailedError\b")
+    r"|\bChildFailedError\b|exits with return code = -?[1-9]")
 FINISHED = "finished"
-_START = re.compile(r"Traceback \(most recent call last\)")
+_START = re.compile(r"(?:\^C)?Traceback \(most recent call last\)")
 _ERROR = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*(?::(?: |$)|$)")
 _NO_SCRIPT = re.compile(r": can't open file '.*': \[Errno \d+\] .*")
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
