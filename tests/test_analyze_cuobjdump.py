@@ -177,3 +177,45 @@ def test_other_files_are_refused_in_one_line(tmp_path, kind, content):
     assert str(path) in str(told.value) and "\n" not in str(told.value)
     with pytest.raises(UnreadableInput, match="no such file"):
         KINDS[kind]([tmp_path / "nothing"])
+
+
+LINKED = """\
+ptxas info    : Compiling entry function 'k' for 'sm_90'
+ptxas info    : Function properties for k
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 24 registers, used 1 barriers, 512 bytes smem
+ptxas info    : Function properties for part
+    16 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+nvlink info    : 64 bytes gmem (target: sm_90)
+nvlink info    : Function properties for 'k': (target: sm_90)
+nvlink info    : used 80 registers, used 1 barriers, 16 stack, 1536 bytes smem, 0 bytes lmem (target: sm_90)
+nvlink info    : Function properties for 'other': (target: sm_80)
+nvlink info    : used 12 registers, used 0 barriers, 0 stack, 0 bytes smem, 0 bytes lmem (target: sm_80)
+"""
+
+
+def test_the_linkers_report_stands_beside_the_compilers():
+    found = parse_verbose(LINKED)["functions"]
+    assert set(found) == {"k", "part", "other"}
+    assert (found["k"]["registers"], found["k"]["shared_bytes"], found["k"]["spill_store_bytes"]) == (24, 512, 0)
+    assert (found["k"]["linked"]["registers"], found["k"]["linked"]["stack_bytes"]) == (80, 16)
+    assert found["other"]["registers"] == 12 and found["other"]["arch"] == "sm_80" and "linked" not in found["part"]
+
+
+def test_a_warning_of_spills_belongs_to_the_function_it_names():
+    warnings = ("ptxas warning : Local memory used for function 'b', size of stack frame: 96 bytes\n"
+                "ptxas warning : Registers are spilled to local memory in function 'b', "
+                "40 bytes spill stores, 44 bytes spill loads\n")
+    log = "ptxas info    : Compiling entry function 'a' for 'sm_80'\n" + warnings
+    assert parse_verbose(log)["functions"]["a"]["spill_store_bytes"] is None
+    alone = parse_verbose(warnings)
+    assert alone["functions"]["b"]["spill_load_bytes"] == 44 and alone["functions"]["b"]["stack_bytes"] == 96
+    assert alone["spills_known"] and not alone["complete"]
+
+
+def test_a_stack_that_the_tool_cannot_tell_is_no_cut():
+    answer = parse_resource_usage(ONE.replace("STACK:8", "STACK:UNKNOWN"))
+    assert answer["functions"]["k"]["stack_bytes"] is None and answer["functions"]["k"]["shared_bytes"] == 2048
+    assert answer["complete"] and "is_whole" not in answer["functions"]["k"]
+    cut = parse_resource_usage(ONE + " Function m:\n  REG:3\n Function n:\n  REG:4 STACK:0 SHARED:0 LOCAL:0\n")
+    assert not cut["complete"] and all("is_whole" not in entry for entry in cut["functions"].values())

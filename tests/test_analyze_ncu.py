@@ -242,7 +242,8 @@ def test_details_page_first_section_wins_and_rules_add_nothing():
         [*meta(1), "Speed Of Light", "Duration", "ns", "7"],
     ]
     first, second = parse_ncu_csv(text_of(rows))["kernels"]
-    assert first["metrics"] == {"Duration_ns": 2500.0, "Memory Throughput": 14.26}
+    assert first["metrics"] == {
+        "Duration_ns": 2500.0, "Memory Throughput": 14.26, "Memory Throughput [byte/s]": 1.234e12}
     assert second["metrics"] == {"Duration_ns": 7.0} and second["id"] == 1
 
 
@@ -433,3 +434,52 @@ def test_a_long_file_is_read_in_reasonable_work():
     answer = parse_ncu_csv(table + 'stray " quote, here\n' * 500)
     assert len(answer["kernels"]) == 2000
     json.dumps(answer, allow_nan=False)
+
+
+PAGE = """\
+==PROF== Profiling "k" - 0: 0%....50%....100% - 9 passes
+==PROF== Profiling "j" - 1: 0%....50%....100% - 3 passes
+[77] python3@127.0.0.1
+  void k<float, 4>(T1 *, int) (1024, 1, 1)x(256, 2, 1), Context 1, Stream 7, Device 0, CC 9.0
+    Section: GPU Speed Of Light Throughput
+    ----------------------- ----------- ------------
+    Metric Name             Metric Unit Metric Value
+    ----------------------- ----------- ------------
+    Elapsed Cycles                cycle       12,345
+    Duration                         us         8.10
+    Memory Throughput                 %        20.50
+    ----------------------- ----------- ------------
+
+    OPT   A sentence with words in columns, and 3 numbers 4 in it.
+
+    Section: Launch Statistics
+    ---------------------------- --------------- ---------------
+    Metric Name                      Metric Unit    Metric Value
+    ---------------------------- --------------- ---------------
+    Function Cache Configuration                 CachePreferNone
+    ---------------------------- --------------- ---------------
+
+  j(int *), 2021-Mar-04 10:11:12, Context 1, Stream 13
+    Section: Command line profiler metrics
+    ---------------------- --------------- ------------------------------
+    dram__bytes.sum                  Mbyte                           1.50
+    smsp__cycles.avg                                                  n/a
+    ---------------------- --------------- ------------------------------
+"""
+
+
+def test_the_page_for_people_is_read():
+    answer = parse_ncu_csv(PAGE)
+    first, second = answer["kernels"]
+    assert answer["error"] is None and (first["name"], first["grid"], first["block"], first["passes"]) == (
+        "void k<float, 4>(T1 *, int)", [1024, 1, 1], [256, 2, 1], 9)
+    assert first["metrics"] == {"Elapsed Cycles": 12345.0, "Duration_ns": 8100.0, "Memory Throughput": 20.5,
+                                "Function Cache Configuration": "CachePreferNone"}
+    assert first["process_id"] == 77 and first["units"]["Elapsed Cycles"] == "cycle"
+    assert (second["name"], second["stream"], second["passes"]) == ("j(int *)", 13, 3) and "cc" not in second
+    assert second["metrics"] == {"dram__bytes.sum": 1.5e6, "smsp__cycles.avg": None}
+
+
+def test_kernels_that_were_profiled_into_a_file_are_not_called_missing():
+    answer = parse_ncu_csv(PAGE[: PAGE.index("[77]")] + "==PROF== Report: /tmp/r.ncu-rep\n")
+    assert answer["kernels"] == [] and "no table" in answer["error"] and answer["report"] == "/tmp/r.ncu-rep"

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from labkit.analyze.kinds import UnreadableInput
-from labkit.analyze.torchrun_log import parse_error_file, parse_log
+from labkit.analyze.torchrun_error_file import parse_error_file
+from labkit.analyze.torchrun_log import parse_log
 
 HINT = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
 STOPPED = "Signal 15 (SIGTERM) received by PID 100"
@@ -195,3 +196,87 @@ def test_error_file_variants():
 def test_error_file_that_is_none(text):
     with pytest.raises(UnreadableInput, match=r"error\.json"):
         parse_error_file(text)
+
+
+def test_the_only_untagged_traceback_is_the_root_causes():
+    log = trace("ValueError: boom", cause="KeyError: 'a'") + agent(1, 1, 100) + report(block(1), block(0, code=-15))
+    root = parse_log(log)["root_cause"]
+    assert root["error"] == "ValueError: boom" and "KeyError" in root["traceback"]
+    two = parse_log(trace("ValueError: a") + trace("TypeError: b") + report(block(1)))
+    assert two["root_cause"]["error"] is None and two["unnamed_errors"] == ["ValueError: a", "TypeError: b"]
+    lost = parse_log(trace("RuntimeError: Connection closed by peer") + trace("ValueError: a") + report(block(1)))
+    assert lost["root_cause"]["error"] == "ValueError: a"
+    assert parse_log(trace("ValueError: handled") + report(block(1, code=3)))["root_cause"]["error"] is None
+    missing = "python: can't open file 'x.py': [Errno 2] No such file or directory"
+    assert parse_log(f"{missing}\n{missing}\n" + report(block(0, code=2)))["root_cause"]["error"] == missing
+
+
+def test_tracebacks_of_two_ranks_that_cross_are_one_error():
+    lines = [line for line in trace("ValueError: boom").splitlines() for _ in range(2)]
+    log = "\n".join(lines) + "\n" + report(block(0), block(1))
+    assert parse_log(log)["root_cause"]["error"] == "ValueError: boom"
+
+
+def test_a_log_that_ends_in_a_traceback_failed():
+    answer = parse_log("step 1\n" + trace("ValueError: boom"))
+    assert answer["failed"] and answer["root_cause"]["error"] == "ValueError: boom"
+    assert answer["root_cause"]["rank"] is None and "unnamed" in answer["root_cause_by"]
+    assert parse_log("^C" + trace("KeyboardInterrupt"))["root_cause"]["error"] == "KeyboardInterrupt"
+    went_on = parse_log(trace("ValueError: retried") + "step\n" * 9)
+    assert not went_on["failed"] and went_on["unnamed_errors"] == ["ValueError: retried"]
+    assert parse_log("torchrun: error: unrecognized arguments: --x\n")["root_cause_by"] == "launcher error"
+
+
+def test_a_restarted_attempt_is_no_failed_job():
+    first = trace("ValueError: first") + agent(1, 1, 100)
+    unknown = parse_log(first + "step 1\nstep 2\n")
+    assert unknown["failed"] is None and unknown["root_cause"]["error"] == "ValueError: first"
+    good = parse_log(first + "INFO: [default] worker group successfully finished. Waiting for other agents\n")
+    assert (good["failed"], good["root_cause"]) == (False, None)
+    again = parse_log(first + trace("ValueError: second") + agent(1, 0, 102) + report(block(0, pid=102)))
+    assert again["failed"] and again["root_cause"]["error"] == "ValueError: second"
+
+
+@pytest.mark.parametrize("prefix", [
+    "> ", "2026-11-29T18:13:45.123456789Z ", "[pod/train-0/pytorch] ", "(Trainer pid=31, ip=10.0.0.2) ", "worker-0  | ",
+    "  3: ", "[prterun-node-1@1,0]<stderr>: ", "node-07: ", "10.0.0.2: ", "2026-11-29 18:13:45,123 [pod/a-0/b] "])
+def test_what_carried_the_log_is_taken_off(prefix):
+    log = trace("ValueError: boom") + agent(1, 1, 100) + report(block(1), block(0, code=-15))
+    answer = parse_log("".join(f"{prefix}{line}".rstrip() + "\n" for line in log.splitlines()))
+    assert (answer["root_cause"]["rank"], answer["root_cause"]["error"]) == (1, "ValueError: boom")
+    assert len(answer["other_failures"]) == 1
+
+
+def test_a_group_of_exceptions_has_its_line():
+    lines = ["  + Exception Group Traceback (most recent call last):", '  |   File "t.py", line 1, in <module>',
+             "  | ExceptionGroup: many (2 sub-exceptions)", "  +-+---------------- 1 ----------------"]
+    tagged = "".join(f"[default1]:{line}\n" for line in lines) + report(block(1))
+    assert parse_log(tagged)["root_cause"]["error"] == "ExceptionGroup: many (2 sub-exceptions)"
+
+
+@pytest.mark.parametrize("line", [
+    "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.",
+    "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-29T00:00:00 DUE TO TIME LIMIT ***",
+    "run.sh: line 3: 123 Segmentation fault      (core dumped) torchrun t.py", "Killed",
+    "srun: error: node1: task 0: Exited with exit code 1",
+    "[2026-11-29 00:00:00,000] [ERROR] [launch.py:325:sigkill_handler] ['python', 't.py'] exits with return code = -9",
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ==== t.py FAILED Root Cause: [0]: rank : 3"])
+def test_a_failure_told_only_from_outside_the_ranks(line):
+    answer = parse_log(f"step 1\n{line}\n")
+    assert answer["failed"] and answer["root_cause"]["error"] == line and answer["root_cause"]["rank"] is None
+    named = parse_log(f"{report(block(1, code=-9, text='Signal 9 (SIGKILL) received by PID 100'))}\n{line}\n")
+    assert named["root_cause"]["rank"] == 1 and named["root_cause_by"] == "named by torchrun"
+
+
+def test_the_first_launcher_only_repeats_that_a_rank_failed():
+    launcher = "subprocess.CalledProcessError: Command '['python', 't.py']' returned non-zero exit status 7.\n"
+    frames = 'Traceback (most recent call last):\n  File "launch.py", line 261, in <module>\n'
+    root = parse_log(trace("ValueError: boom") + frames + launcher)["root_cause"]
+    assert (root["error"], root["exitcode"]) == ("ValueError: boom", 7)
+    assert parse_log(frames + launcher)["root_cause"]["error"] == launcher.strip()
+
+
+def test_lines_that_a_terminal_ran_together():
+    answer = parse_log("    ".join((closing(100) + closing(101) + agent(-9, 4, 104)).splitlines()))
+    assert [one["pid"] for one in answer["closing_signals"]] == [100, 101]
+    assert (answer["root_cause"]["local_rank"], answer["root_cause"]["signal"]) == (4, "SIGKILL")

@@ -234,7 +234,8 @@ def test_several_results_and_one_cut():
 
 @pytest.mark.parametrize(("change", "reason"), [
     ({"completed": 0}, "no request completed"), ({"mean_itl_ms": -1.7e12}, "negative"),
-    ({"ttfts": [0.1, 0.0]}, "not measured"), ({"output_lens": [0, 0]}, "no output token"),
+    ({"ttfts": [0.1, 0.0]}, "not measured"), ({"mean_ttft_ms": 0.0}, "not measured"),
+    ({"output_lens": [0, 0]}, "no output token"),
 ])
 def test_results_that_cannot_be_believed(change, reason):
     assert reason in parse_bench_results(json.dumps(RESULT | change))["reason"]
@@ -282,3 +283,28 @@ def test_line_ends_do_not_matter():
     assert sse.read_stream(text.replace("\n", "\r\n")) == sse.read_stream(text)
     assert sse.read_stream(text.replace("\n", "\r")) == sse.read_stream(text)
     assert sse.read_stream("".join(rng.choices(string.printable, k=200)))["success"] is False
+
+
+def test_every_statistic_and_other_tools_names_are_kept():
+    other = {"completed": 3, "duration": 2.0, "mean_e2e_latency_ms": 40.0, "std_ttft_ms": 1.5, "p99.9_itl_ms": 7.0,
+             "p25_tpot_ms": 2.0, "total_throughput": 9.0, "request_goodput:": 1.25, "max_itl_ms": math.inf}
+    seen = parse_bench_results(json.dumps(other))["first"]
+    assert (seen["mean_e2el_ms"], seen["std_ttft_ms"], seen["p99.9_itl_ms"], seen["p25_tpot_ms"]) == (40.0, 1.5, 7.0, 2)
+    assert (seen["total_token_throughput"], seen["request_goodput"], seen["max_itl_ms"]) == (9.0, 1.25, None)
+    assert seen["failed"] is None and seen["success_fraction"] is None
+
+
+@pytest.mark.parametrize(("errors", "failed"), [
+    (["", "refused", None, ""], 1), ([], None), (["", ""], None), (["", 3, "", ""], None)])
+def test_failures_are_counted_from_the_recorded_errors_if_they_agree(errors, failed):
+    seen = parse_bench_results(json.dumps({"completed": 3, "duration": 1.0, "errors": errors}))["first"]
+    assert seen["failed"] == failed and seen["success_fraction"] == (None if failed is None else 0.75)
+    assert "negative" in parse_bench_results(json.dumps({"completed": 3, "p1_e2e_latency_ms": -1}))["reason"]
+
+
+@pytest.mark.parametrize(("counts", "fraction"), [
+    ({"completed": 5, "num_prompts": 4}, None), ({"completed": 3.0, "num_prompts": 4.0}, 0.75),
+    ({"completed": 4, "failed": None, "num_prompts": 4}, 1.0)])
+def test_counts_that_disagree_give_no_share(counts, fraction):
+    seen = parse_bench_results(json.dumps({"duration": 1.0} | counts))["first"]
+    assert seen["success_fraction"] == fraction and seen["usable"]

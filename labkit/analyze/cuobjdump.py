@@ -16,8 +16,8 @@ from labkit.analyze.kinds import UnreadableInput, clean_text
 RESERVED_SHARED_BYTES = 1024
 """Kept by the driver and counted in SHARED, from compute capability 9.0 on."""
 _FIELDS = {"REG": "registers", "STACK": "stack_bytes", "SHARED": "shared_bytes", "LOCAL": "local_bytes"}
-_FUNCTION = re.compile(r"^\s*Function\s+(?P<name>\S.*?)\s*:?\s*(?P<rest>\b(?:REG|STACK|SHARED|LOCAL)\s*:\s*\d.*)?$")
-_PAIR = re.compile(r"\b([A-Z][A-Z_]*)(?:\[(\d{1,4})\])?\s*[:=]\s*(\d{1,15})\b")
+_FUNCTION = re.compile(r"^\s*Function\s+(?P<name>\S.*?)\s*:?\s*(?P<rest>\b(?:REG|STACK|SHARED|LOCAL)\s*:\s*[\dU].*)?$")
+_PAIR = re.compile(r"\b([A-Z][A-Z_]*)(?:\[(\d{1,4})\])?\s*[:=]\s*(\d{1,15}|UNKNOWN)\b")
 _ARCH = re.compile(r"^\s*arch\s*=\s*(sm_\d{2,3}[a-z]?)\b")
 _TROUBLE = re.compile(r"^\s*cuobjdump(?:\.exe)?\s+(?:fatal|error|info|warning)\s*:\s*(.+)$")
 
@@ -30,14 +30,15 @@ def parse_resource_usage(text: str) -> dict[str, Any]:
 
     Returns: `functions`: name -> `arch` ("sm_90", None if the file does not say), `registers` (per thread),
     `stack_bytes` and `local_bytes` (per thread), `shared_bytes` (as printed), `static_shared_bytes`, `constant_bytes`
-    by bank, `other` fields; what the tool did not print is None. A function compiled for several architectures has
-    one entry for each, named `name@arch`. `architectures`, `common` (module-wide fields), `spills_known` (False: this
+    by bank, `other` fields; what the tool did not print, or printed as UNKNOWN (the
+    stack of a kernel that calls itself), is None. A function compiled for several architectures has one entry for
+    each, named `name@arch`. `architectures`, `common` (module-wide fields), `spills_known` (False: this
     tool cannot know), `complete` (False if an entry lacks a field, as at a cut), and `error` if the tool failed.
 
     Raises: UnreadableInput when the text is not of this tool.
     """
     entries: list[dict[str, Any]] = []
-    common: dict[str, int] = {}
+    common: dict[str, Any] = {}
     architectures: list[str] = []
     trouble: list[str] = []
     arch, current, is_resources = None, None, False
@@ -62,7 +63,7 @@ def parse_resource_usage(text: str) -> dict[str, Any]:
     entries = [_finished(entry) for entry in entries if "fields" in entry or is_resources]
     if not entries and not is_resources and not trouble:
         raise UnreadableInput("no resource usage found, expected the output of: cuobjdump --dump-resource-usage")
-    complete = bool(entries) and all(None not in [entry[key] for key in _FIELDS.values()] for entry in entries)
+    complete = bool(entries) and all([entry.pop("is_whole") for entry in entries])
     answer = {"functions": by_name(entries), "architectures": architectures, "common": common,
               "spills_known": False, "complete": complete}  # fmt: skip
     return answer | ({"error": trouble[0]} if trouble and not entries else {})
@@ -112,15 +113,16 @@ def _whole_lines(text: str) -> list[str]:
     return lines
 
 
-def _add_pairs(target: dict[str, int], pairs: list[tuple[str, str, str]]) -> None:
+def _add_pairs(target: dict[str, Any], pairs: list[tuple[str, str, str]]) -> None:
     for name, bank, value in pairs:
-        target.setdefault(f"{name}[{bank}]" if bank else name, int(value))
+        target.setdefault(f"{name}[{bank}]" if bank else name, None if value == "UNKNOWN" else int(value))
 
 
 def _finished(entry: dict[str, Any]) -> dict[str, Any]:
     fields = dict(entry.get("fields", {}))
+    is_whole = all(name in fields for name in _FIELDS)
     main: dict[str, Any] = {key: fields.pop(name, None) for name, key in _FIELDS.items()}
     banks = {name[9:-1]: fields.pop(name) for name in list(fields) if name.startswith("CONSTANT[")}
     static = static_shared_bytes(main["shared_bytes"], entry["arch"])
     return {"function": entry["function"], "arch": entry["arch"], **main, "static_shared_bytes": static,
-            "constant_bytes": banks, "other": fields}  # fmt: skip
+            "constant_bytes": banks, "other": fields, "is_whole": is_whole}  # fmt: skip

@@ -81,7 +81,7 @@ def _torchrun_log(paths: list[Path]) -> dict:
 
 
 def _torchrun_error_file(paths: list[Path]) -> dict:
-    from labkit.analyze.torchrun_log import parse_error_file
+    from labkit.analyze.torchrun_error_file import parse_error_file
 
     return _parsed(paths, "torchrun_error_file", parse_error_file)
 
@@ -192,7 +192,15 @@ def _vllm_bench_results(paths: list[Path]) -> dict:
 def _sse_stream(paths: list[Path]) -> dict:
     from labkit.analyze.sse import read_stream
 
-    return _parsed(paths, "sse_stream", read_stream)
+    def one_stream(text: str) -> dict:
+        found = read_stream(text)
+        if found["num_streams"] > 1:
+            raise UnreadableInput(f"{found['num_streams']} streams one after the other, expected one in a file")
+        if found["foreign"] and not found["texts"]:
+            raise UnreadableInput(f"{found['foreign']}, expected the stream of /v1/completions or /v1/chat/completions")
+        return found
+
+    return _parsed(paths, "sse_stream", one_stream)
 
 
 KINDS: dict[str, Callable[[list[Path]], dict]] = {

@@ -16,6 +16,7 @@ from typing import Any
 
 from labkit.analyze import ncu_messages
 from labkit.analyze.kinds import UnreadableInput, clean_text
+from labkit.analyze.ncu_text import text_rows
 from labkit.analyze.ncu_values import normal_unit, parse_value, uses_decimal_comma
 from labkit.analyze.smi import plain_text
 
@@ -40,7 +41,8 @@ def parse_ncu_csv(text: str) -> dict[str, Any]:
     metric without a value is None. Without a units row a number stays as printed and its unit is None.
 
     Args:
-        text: what `ncu --csv` printed, or its `--log-file`; other programs' lines in between are passed over.
+        text: what `ncu --csv` printed, or its `--log-file`; other programs' lines in between are passed over. The page
+            for people to read, without `--csv`, is read too where the text holds no table with a Kernel Name column.
 
     Returns: `kernels`, each with `name`, `id`, `block`, `grid`, `cc`, `device`, `stream`, `metrics` {name: value} and
         `units` {name: unit}; `error` (None, or why there are none or some are missing), `available` (kernel names the
@@ -53,13 +55,15 @@ def parse_ncu_csv(text: str) -> dict[str, Any]:
     records, rest = _records(lines)
     told = ncu_messages.read_messages(rest)
     tables, ignored = _tables(records)
-    if not tables and not told["is_ncu"] and told["error"] is None:
-        raise UnreadableInput("no table with a Kernel Name column found, expected the output of: ncu --csv --page raw")
     kernels: list[dict[str, Any]] = []
     for table in tables:
         found, dropped = _long(table) if table.is_long else _wide(table)
         kernels += found[: MOST_KERNELS - len(kernels)]
         ignored += dropped
+    if not tables:
+        kernels = _from_text(lines)
+    if not tables and not kernels and not told["is_ncu"] and told["error"] is None:
+        raise UnreadableInput("no table with a Kernel Name column found, expected the output of: ncu --csv --page raw")
     for kernel in kernels:
         if (passes := told["passes"].get(str(kernel.get("id")))) is not None:
             kernel["passes"] = passes
@@ -67,9 +71,11 @@ def parse_ncu_csv(text: str) -> dict[str, Any]:
     if error is None and ignored and tables:
         error, detail = f"{ignored} row(s) of the table are cut or damaged and were left out", None
     if error is None and not kernels:
-        error = ncu_messages.NO_KERNELS
+        error = ncu_messages.NOT_IN_TEXT if told["passes"] or told["report"] else ncu_messages.NO_KERNELS
     result = {"kernels": kernels, "error": error, "available": told["available"], "messages": told["messages"],
               "num_ignored_lines": ignored}
+    if told["report"] and not kernels:
+        result["report"] = told["report"]
     if detail:
         result["error_detail"] = detail
     if told["unknown_metrics"]:
@@ -200,13 +206,19 @@ def _kernel(meta: dict[str, str]) -> dict[str, Any]:
 
 
 def _put(kernel: dict[str, Any], name: str, cell: str, unit: str | None, decimal_comma: bool) -> None:
-    """Add one metric in its normal unit; a name that is there already (another section's) keeps its first value."""
+    """Add one metric in its normal unit.
+
+    A name that is there already (another section's) keeps its first value; in another unit it is another metric, which
+    has the unit in its name: the details page calls both a percentage and a rate Memory Throughput.
+    """
     value = parse_value(cell, decimal_comma=decimal_comma)
     factor, normal = normal_unit(unit) if unit is not None else (1.0, None)
     if isinstance(value, float):
         value = float(f"{value * factor:.15g}")  # 32.45 us are 32450 ns, not 32450.000000000004
         value = value if abs(value) < 1e300 else None
     key = f"{name}_ns" if normal == "ns" else name
+    if key in kernel["metrics"] and kernel["units"][key] != normal and value is not None:
+        key = f"{name} [{normal}]"
     if name and key not in kernel["metrics"]:
         kernel["metrics"][key] = value
         kernel["units"][key] = normal
@@ -260,3 +272,17 @@ def _long(table: _Table) -> tuple[list[dict[str, Any]], int]:
             _put(kernel, meta["metric"], meta.get("value", ""), meta.get("unit", "") if has_unit else None,
                  decimal_comma)
     return list(kernels.values()), ignored
+
+
+def _from_text(lines: list[str]) -> list[dict[str, Any]]:
+    """Kernels of the page for people, numbered in order; its progress lines count from 0 in the same way."""
+    rows = list(text_rows(lines))
+    decimal_comma = uses_decimal_comma([value for *_, value in rows])
+    kernels: dict[str, dict[str, Any]] = {}
+    for meta, _, name, unit, value in rows:
+        if len(kernels) == MOST_KERNELS and meta["id"] not in kernels:
+            break
+        kernel = kernels.setdefault(meta["id"], _kernel(meta))
+        if name:
+            _put(kernel, name, value, unit, decimal_comma)
+    return list(kernels.values())

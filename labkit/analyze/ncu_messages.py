@@ -11,6 +11,7 @@ from typing import Any
 BANNER = re.compile(r"\s*==([A-Z]+)==\s?(.*)")
 NO_PERMISSION = "no permission to read hardware counters (ERR_NVGPUCTRPERM)"
 NO_KERNELS = "no kernels were profiled"
+NOT_IN_TEXT = "kernels were profiled, but no table is in this text"
 ADMIN_CHANGE = (
     "an administrator must load the driver with NVreg_RestrictProfilingToAdminUsers=0 (a file in /etc/modprobe.d with "
     "'options nvidia NVreg_RestrictProfilingToAdminUsers=0', then a reboot), or give the program CAP_SYS_ADMIN "
@@ -39,6 +40,7 @@ _CAUSES: tuple[tuple[str, str], ...] = (
 )
 _AVAILABLE = re.compile(r"\s*\d{1,6}\.\s+(\S.*?)\s*")
 _PROFILING = re.compile(r"Profiling \"(.*)\" - (\d{1,9})(?: \(.*?\))?:.*?- (\d{1,6}) pass(?:es)?")
+_REPORT = re.compile(r"\s*==PROF== Report: (\S.*\S)\s*")
 LONGEST = 300
 
 
@@ -47,7 +49,8 @@ def read_messages(lines: list[str]) -> dict[str, Any]:
 
     Returns: `error` (short cause, None if there is none), `error_detail` (the line that told), `unknown_metrics`,
         `available` (kernel names listed when the filter matched none), `passes` ({kernel id: replays}), `messages`
-        (warnings and errors, at most 20), `is_ncu` (whether any line looks like this tool's).
+        (warnings and errors, at most 20), `is_ncu` (whether any line looks like this tool's), `report` (the file that
+        the counters were written to, if a line names it).
     """
     told = [match for line in lines if (match := BANNER.fullmatch(line))]
     result: dict[str, Any] = {
@@ -55,6 +58,7 @@ def read_messages(lines: list[str]) -> dict[str, Any]:
         "passes": {match[2]: int(match[3]) for line in lines if (match := _PROFILING.search(line))},
         "messages": [m[0].strip()[:LONGEST] for m in told if m[1] in ("ERROR", "WARNING")][:20],
         "is_ncu": bool(told),
+        "report": next((match[1] for line in lines if (match := _REPORT.fullmatch(line))), None),
     }
     for pattern, cause in _CAUSES:
         found = next((line for line in lines if re.search(pattern, line, re.IGNORECASE)), None)

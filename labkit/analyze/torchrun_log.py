@@ -1,38 +1,36 @@
 """Why a torchrun job failed: the failing rank, not its victims.
 
-In: torchrun's output (with or without `--tee` prefixes, glued lines, several nodes), or the error file that
-`torch.distributed.elastic`'s `@record` writes. Out: one plain object.
+In: torchrun's output (with or without `--tee` prefixes, glued lines, several nodes). Out: one plain object.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.analyze.kinds import UnreadableInput, clean_text
+from labkit.analyze.kinds import UnreadableInput
 from labkit.analyze.smi import plain_text
+from labkit.analyze.torchrun_untagged import (
+    AGENT_FAILED,
+    FINISHED,
+    LAUNCHER_ERROR,
+    PEER_LOST,
+    end_after_restart,
+    outside_failure,
+    unnamed_errors,
+    without_outer_prefixes,
+)
 
 _PREFIX = re.compile(r"\[([A-Za-z_][\w-]*?)(\d{1,6})\]:[ ]?")
-_OUTER_PREFIXES = (re.compile(r"^\s*\d{1,5}: ?"), re.compile(r"^\[\d+,\d+\](?:<std(?:out|err)>)?: ?"))
 _RULE = re.compile(r"^\s*[-=*]{8,}\s*$")
 _BLOCK = re.compile(r"^\s*\[(\d+)\]:\s*$")
 _FIELD = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback|msg)\s*: ?(.*)$")
-_AGENT_FAILED = re.compile(r"failed \(exitcode: (-?\d{1,6})\) local_rank: (\d{1,6}) \(pid: (\d{1,9})\)")
 _CLOSING = re.compile(r"Sending process (\d{1,9}) closing signal (SIG\w+)")
-_LAUNCHER_ERROR = re.compile(
-    r"^(?:torch\.distributed\.[\w.]*(?:Error|Exception)"
-    r"|[\w.]*(?:SignalException|RendezvousTimeoutError|DistNetworkError))\b"
-)
+_TRACEBACK = re.compile(r"\s*(?:\+ Exception Group )?Traceback \(most recent call last\)")
+_GROUP_BAR = re.compile(r"^\s*\| (?=\S)")
 _EXCEPTION = re.compile(r"^(?!Traceback)[A-Za-z_][\w.]*(?::|$)")
-# What a rank says when another one went away: it is a victim, though it ended with an exception of its own.
-_PEER_LOST = re.compile(
-    r"connection closed by peer|connection reset by peer|broken pipe|remote process exited|communicator was aborted"
-    r"|watchdog (?:caught|got)|socket timeout|connection refused|timed out waiting for clients|nccl.*remote",
-    re.IGNORECASE,
-)
 _GOT_SIGNAL = re.compile(r"(?:^|\b)(?:signal:? 1?[25]\b|SIGTERM|SIGINT|KeyboardInterrupt)", re.IGNORECASE)
 _NO_TRACEBACK = "To enable traceback see"
 
@@ -55,9 +53,12 @@ class _Failure:
 def parse_log(text: str) -> dict[str, Any]:
     """What a torchrun log says about failure.
 
-    Returns: `failed`; `root_cause` (rank, local_rank, exitcode, signal, pid, host, time, error, error_file, traceback;
-    None if nothing failed); `other_failures` (same keys), `root_cause_by` (how it was chosen), `glued_lines` (lines
-    holding the output of two ranks), `closing_signals` (processes that the agent itself stopped), `errors_by_rank`.
+    Returns: `failed` (None if a failed attempt was restarted and the log does not say how that ended); `root_cause`
+    (rank, local_rank, exitcode, signal, pid, host, time, error, error_file, traceback; None if nothing failed);
+    `other_failures` (same keys), `root_cause_by` (how it was chosen), `glued_lines` (lines holding the output of two
+    ranks), `closing_signals` (processes that the agent itself stopped), `errors_by_rank`,
+    `unnamed_errors` (distinct exceptions of the last attempt whose rank the log does not name; an only one is taken for
+    the root cause's).
 
     Raises: UnreadableInput for empty text or a web page.
     """
@@ -69,67 +70,46 @@ def parse_log(text: str) -> dict[str, Any]:
     lines, glued = _logical_lines(clean)
     printed = _printed_errors(lines)
     failures = [_describe(failure, printed) for failure in _failure_blocks(lines)]
-    closing = [(int(m[1]), m[2]) for line in lines if (m := _CLOSING.search(line.text))]
-    agent = [(int(m[1]), int(m[2]), int(m[3])) for line in lines if (m := _AGENT_FAILED.search(line.text))]
+    closing = [(int(m[1]), m[2]) for line in lines for m in _CLOSING.finditer(line.text)]
+    agent = [(int(m[1]), int(m[2]), int(m[3])) for line in lines for m in AGENT_FAILED.finditer(line.text)]
     if not failures:
         failures = [_from_agent(*seen, printed) for seen in agent]
     root, chosen_by = _root_cause(failures, {pid for pid, _ in closing}, {pid for _, _, pid in agent})
+    texts = [line.text for line in lines]
+    unnamed = unnamed_errors(texts, [line.role is None and line.rank is None for line in lines])
+    if root is not None and root["error"] is None and root["exitcode"] in (1, 2) and len(unnamed) == 1:
+        root["error"], root["traceback"] = unnamed[0][1], unnamed[0][2] or None  # Python's own codes of an end by error
     if root is None and (launcher := _launcher_failure(lines)):
         root, chosen_by = launcher, "launcher error"
+        if "CalledProcessError" in launcher["error"] and len(unnamed) == 1:  # it only repeats that a rank failed
+            root["error"], root["traceback"] = unnamed[0][1], unnamed[0][2] or None
+            chosen_by = "the only traceback in the output"
     if root is None and printed:
         rank, (error, trace) = next(iter(printed.items()))
         root, chosen_by = _failure(rank=rank[1], error=error, traceback=trace), "first traceback in the output"
+    if root is None and unnamed and not any(line.text.strip() for line in lines[unnamed[-1][0] + 6 :]):
+        error, trace = unnamed[0][1:]
+        root, chosen_by = _failure(error=error, traceback=trace or None), "a traceback at the end, of an unnamed rank"
+    if root is None and (told := outside_failure(texts)):
+        root, chosen_by = _failure(error=told), "a line from outside the ranks"
+    failed: bool | None = root is not None
+    if chosen_by == "first failure the agent saw" and (end := end_after_restart(texts)) is not None:
+        failed, root, chosen_by = (None, root, end) if end != FINISHED else (False, None, None)
     return {
-        "failed": root is not None,
+        "failed": failed,
         "root_cause": _public(root),
         "root_cause_by": chosen_by,
         "other_failures": [_public(failure) for failure in failures if failure is not root],
         "glued_lines": glued,
         "closing_signals": [{"pid": pid, "signal": name} for pid, name in closing],
+        "unnamed_errors": [error for _, error, _ in unnamed],
         "errors_by_rank": {f"{role}{number}": error for (role, number), (error, _) in printed.items()},
-    }
-
-
-def parse_error_file(text: str) -> dict[str, Any]:
-    """What an elastic error file (error.json) says.
-
-    Returns: `error` (exception and message), `error_type`, `timestamp` (seconds since the epoch), `traceback`,
-    `exitcode` (if the agent added one); None where the file does not say.
-
-    Raises: UnreadableInput when the text is not such a file.
-    """
-    try:
-        data = json.loads(text, strict=False)
-    except (ValueError, RecursionError) as err:
-        raise UnreadableInput(f"not JSON ({err}), expected torchrun's error.json") from err
-    extra: dict[str, Any] = {}
-    code: Any = None
-    depth = 0
-    while isinstance(data, dict) and "message" in data and depth < 8:
-        extra = data["extraInfo"] if isinstance(data.get("extraInfo"), dict) else extra
-        code = data.get("errorCode", code)
-        data, depth = data["message"], depth + 1
-    if depth == 0 or not isinstance(data, str):
-        raise UnreadableInput('no "message" text in it, expected torchrun\'s error.json')
-    stamp = str(extra.get("timestamp", ""))
-    kind = re.match(r"[A-Za-z_][\w.]*(?=:|$)", data)
-    trace = extra.get("py_callstack")
-    return {
-        "error": clean_text(data),
-        "error_type": kind[0] if kind else None,
-        "timestamp": int(float(stamp)) if re.fullmatch(r"\d{1,15}(?:\.\d{1,9})?", stamp) else None,
-        "traceback": clean_text(trace) if isinstance(trace, str) else None,
-        "exitcode": code if isinstance(code, int) else None,
     }
 
 
 def _logical_lines(text: str) -> tuple[list[_Line], int]:
     """Lines by writer: outer launcher prefixes removed, tee prefixes read, glued lines split; and how many were."""
-    raw = text.split("\n")
-    for outer in _OUTER_PREFIXES:
-        filled = [line for line in raw if line.strip()]
-        if len(filled) > 3 and sum(bool(outer.match(line)) for line in filled) >= 0.9 * len(filled):
-            raw = [outer.sub("", line, count=1) for line in raw]
+    raw = without_outer_prefixes(text.split("\n"))
     # Only what stands at the start of some line is a prefix; the same text elsewhere may be data.
     roles = {match[1] for line in raw if (match := _PREFIX.match(line))} | {"rank"}
     lines: list[_Line] = []
@@ -177,12 +157,13 @@ def _printed_errors(lines: list[_Line]) -> dict[tuple[str, int], tuple[str, str]
 
 def _last_error(texts: list[str]) -> tuple[str, str] | None:
     """(exception line, traceback) of the last traceback in some lines."""
-    starts = [i for i, text in enumerate(texts) if text.strip().startswith("Traceback (most recent call last)")]
+    starts = [i for i, text in enumerate(texts) if _TRACEBACK.match(text)]
     if not starts:
         return None
     indent = len(texts[starts[-1]]) - len(texts[starts[-1]].lstrip())
     for end in range(starts[-1] + 1, len(texts)):
         text = texts[end][indent:] if not texts[end][:indent].strip() else texts[end]
+        text = _GROUP_BAR.sub("", text)
         if _EXCEPTION.match(text):
             return text.strip(), "\n".join(texts[starts[0] : end + 1])
     return None
@@ -304,7 +285,7 @@ def _root_cause(
         stopped = failure["signal"] in ("SIGTERM", "SIGINT") or failure["pid"] in closed_pids - agent_pids
         if stopped and (not error or _GOT_SIGNAL.search(error)):
             return 2
-        return int(bool(_PEER_LOST.search(error)))
+        return int(bool(PEER_LOST.search(error)))
 
     best = min(order, key=victim)
     if best is chosen:
@@ -316,7 +297,8 @@ def _root_cause(
 def _launcher_failure(lines: list[_Line]) -> dict[str, Any] | None:
     """An error of torchrun itself: rendezvous, port, a signal from outside."""
     for line in reversed(lines):
-        of_launcher = line.role is None and line.rank is None and _LAUNCHER_ERROR.match(line.text)
+        of_launcher = line.role is None and line.rank is None and LAUNCHER_ERROR.match(line.text)
         if of_launcher and "ChildFailedError" not in line.text:
-            return _failure(error=line.text.strip())
+            code = _integer(line.text, r"CalledProcessError: .* exit status (\d{1,3})\.")
+            return _failure(error=line.text.strip(), exitcode=code)
     return None

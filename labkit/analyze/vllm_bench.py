@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 from labkit.analyze.kinds import clean_text
 
 _PLACES = ("first", "second", "third")
 _KEPT = ("date", "backend", "model_id", "num_prompts", "request_rate", "burstiness", "max_concurrency", "duration",
-         "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput", "output_throughput",
-         "total_token_throughput")
-_TIMES = tuple(f"{which}_{what}_ms" for what in ("ttft", "tpot", "itl", "e2el")
-               for which in ("mean", "median", "p50", "p90", "p95", "p99"))
+         "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput", "request_goodput",
+         "output_throughput", "total_token_throughput")
+_OTHER_NAMES = {"request_goodput": "request_goodput:", "total_token_throughput": "total_throughput",
+                "total_input_tokens": "total_input", "total_output_tokens": "total_output", "model_id": "model"}
+"""What another version or SGLang's bench_serving calls the same figure."""
+_TIME = re.compile(r"(mean|median|std|min|max|p\d{1,3}(?:\.\d{1,6})?)_(ttft|tpot|itl|e2el|e2e_latency)_ms")
 
 
 class NotBenchResults(ValueError):
@@ -28,7 +31,8 @@ def parse_bench_results(text: str) -> dict[str, Any]:
 
     Returns: records (how many), usable (all of them), reason (the first why not), all (each result: the figures as
         written, None for infinity and NaN and for what is not there; success_fraction; usable and reason), and the
-        first three again as first, second, third.
+        first three again as first, second, third. Figures have vLLM's names whatever tool wrote them (e2el for SGLang's
+        e2e_latency); `failed` is counted from the recorded errors where the file does not say.
     Raises: NotBenchResults.
     """
     results = [_one(raw) for raw in _objects(text)]
@@ -67,13 +71,33 @@ def _skip(text: str, position: int) -> int:
 def _one(raw: dict[str, Any]) -> dict[str, Any]:
     if "_cut_line" in raw:
         return {"usable": False, "reason": f"cut off at line {raw['_cut_line']}"}
-    result = {name: _finite(raw.get(name)) for name in _KEPT}
-    result |= {name: _finite(raw[name]) for name in _TIMES if name in raw}
+    result = {name: _finite(raw.get(name, raw.get(_OTHER_NAMES.get(name, name)))) for name in _KEPT}
+    for name in ("completed", "failed", "num_prompts"):  # a table that went through floats
+        result[name] = int(result[name]) if _is_whole(result[name]) else result[name]
+    result |= _times(raw)
+    if result["failed"] is None:
+        result["failed"] = _recorded_errors(raw, result["completed"])
     completed, failed, asked = result["completed"], result["failed"], result["num_prompts"]
     whole = completed + failed if _is_count(completed) and _is_count(failed) else asked
-    result["success_fraction"] = completed / whole if _is_count(completed) and _is_count(whole) and whole else None
+    known = _is_count(completed) and _is_count(whole) and whole >= max(completed, 1)
+    result["success_fraction"] = completed / whole if known else None
     result["reason"] = _doubt(raw, completed)
     return {**result, "usable": result["reason"] is None}
+
+
+def _times(raw: dict[str, Any]) -> dict[str, Any]:
+    """Every statistic of a time in it, by vLLM's name for it."""
+    found = ((match, raw[name]) for name in raw if (match := _TIME.fullmatch(name)))
+    return {f"{match[1]}_{match[2].replace('e2e_latency', 'e2el')}_ms": _finite(value) for match, value in found}
+
+
+def _recorded_errors(raw: dict[str, Any], completed: Any) -> int | None:
+    """How many requests have an error text, if the file lists one text a request and the rest are the completed."""
+    errors = raw.get("errors")
+    if not isinstance(errors, list) or not errors or not all(isinstance(error, str | None) for error in errors):
+        return None
+    failed = sum(bool(error) for error in errors)
+    return failed if _is_count(completed) and completed + failed == len(errors) else None
 
 
 def _doubt(raw: dict[str, Any], completed: Any) -> str | None:
@@ -82,12 +106,12 @@ def _doubt(raw: dict[str, Any], completed: Any) -> str | None:
         return "completed is missing"
     if completed == 0:
         return "no request completed: its averages are of nothing"
-    times = {name: _finite(raw.get(name)) for name in _TIMES}
+    times = _times(raw)
     firsts = [_finite(value) for value in raw["ttfts"]] if isinstance(raw.get("ttfts"), list) else []
     numbers = [value for value in [*times.values(), *firsts] if isinstance(value, int | float)]
     if any(value < 0 for value in numbers):
         return "a time is negative: two clocks were mixed"
-    if any(times[name] == 0 for name in ("mean_ttft_ms", "median_ttft_ms")) or (firsts and min(
+    if any(times.get(name) == 0 for name in ("mean_ttft_ms", "median_ttft_ms")) or (firsts and min(
             (value for value in firsts if isinstance(value, int | float)), default=1) == 0):
         return "ttft 0.0 is a 'not measured' marker"
     outputs = raw.get("output_lens")
@@ -103,6 +127,10 @@ def _finite(value: Any) -> Any:
     if isinstance(value, str | list | dict):  # a text that no encoder takes, or what is no figure
         return clean_text(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer()
 
 
 def _is_count(value: Any) -> bool:

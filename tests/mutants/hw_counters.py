@@ -9,6 +9,14 @@ RULE = f"{EXP}::test_a_run_by_rule_passes_every_oracle"
 FAULT = f"{EXP}::test_each_planted_fault_fails_its_oracle"
 
 MUTANTS = [
+    dict(name="profiled_into_a_file_is_none_at_all", file=CSV, old='if told["passes"] or told["report"] else',
+         new="if False else",
+         tests=[f"{NCU}::test_kernels_that_were_profiled_into_a_file_are_not_called_missing"]),
+    dict(name="same_name_in_another_unit_is_lost", file=CSV, old='key = f"{name} [{normal}]"', new="pass",
+         tests=[f"{NCU}::test_details_page_first_section_wins_and_rules_add_nothing"]),
+    dict(name="columns_of_the_page_run_together", file="labkit/analyze/ncu_text.py",
+         old="edges = spans[0][1], spans[1][1]", new="edges = spans[0][1], spans[0][1]",
+         tests=[f"{NCU}::test_the_page_for_people_is_read"]),
     dict(name="units_row_is_a_kernel", file=CSV, old="            if units is None and not kernels:\n",
          new="            if False:\n",
          tests=[f"{NCU}::test_units_row_applies_to_every_kernel_and_blank_cells_stay_unknown"]),

@@ -152,6 +152,27 @@ MUTANTS = [
         ],
     ),
     dict(
+        name="an_old_attempts_error_counts",
+        file="labkit/analyze/torchrun_untagged.py",
+        old="if len(attempts) > 1:",
+        new="if False:",
+        tests=["tests/test_analyze_torchrun_log.py::test_a_restarted_attempt_is_no_failed_job"],
+    ),
+    dict(
+        name="a_chained_cause_is_an_error_of_its_own",
+        file="labkit/analyze/torchrun_untagged.py",
+        old="found, is_chained = found[:-1], True",
+        new="is_chained = True",
+        tests=["tests/test_analyze_torchrun_log.py::test_the_only_untagged_traceback_is_the_root_causes"],
+    ),
+    dict(
+        name="a_scheduler_is_not_heard",
+        file="labkit/analyze/torchrun_log.py",
+        old="if root is None and (told := outside_failure(texts)):",
+        new="if told := None:",
+        tests=["tests/test_analyze_torchrun_log.py::test_a_failure_told_only_from_outside_the_ranks"],
+    ),
+    dict(
         name="unknown_memory_is_text",
         file="labkit/analyze/smi_query.py",
         old="if UNKNOWN_CELL.match(cell) or not cell:",
