@@ -9,7 +9,8 @@ from labkit.launch.worker_dir import relay, worker_dir
 
 def test_a_folder_is_new_and_holds_the_parameters(tmp_path):
     folder = worker_dir(tmp_path / "p0", {"seed": 1, "sizes": (1, 2)})
-    assert folder == tmp_path / "p0" and json.loads((folder / "params.json").read_text()) == {"seed": 1, "sizes": [1, 2]}
+    assert folder == tmp_path / "p0"
+    assert json.loads((folder / "params.json").read_text()) == {"seed": 1, "sizes": [1, 2]}
     with pytest.raises(FileExistsError):
         worker_dir(tmp_path / "p0", {})
     with pytest.raises(ValueError, match="JSON"):
