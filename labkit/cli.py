@@ -151,6 +151,14 @@ def lab(preset: Preset = "smoke") -> None:
         print(f"\nOpen {page}")
 
 
+class _Plain(yaml.SafeDumper):
+    """YAML for people: what stands twice is written twice, without anchors."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        """Every value is written out."""
+        return True
+
+
 @app.command()
 def analyze(kind: str, paths: list[Path], as_json: AsJson = False) -> None:
     """Read a file from the wild (a trace, a log, a tool's output) and print what it says."""
@@ -160,7 +168,10 @@ def analyze(kind: str, paths: list[Path], as_json: AsJson = False) -> None:
         if kind not in KINDS:
             raise unknown_name("kind", kind, sorted(KINDS))
         answer = KINDS[kind](list(paths))
-        emit(answer) if as_json else print(yaml.safe_dump(answer, sort_keys=False, allow_unicode=True), end="")
+        if as_json:
+            emit(answer)
+        else:
+            print(yaml.dump(answer, Dumper=_Plain, sort_keys=False, allow_unicode=True), end="")
 
 
 @app.command()

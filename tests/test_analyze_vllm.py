@@ -241,6 +241,43 @@ def test_results_that_cannot_be_believed(change, reason):
     assert reason in parse_bench_results(json.dumps(RESULT | change))["reason"]
 
 
+TABLE = """INFO 11-02 10:11:12 [serve.py:9] Starting main benchmark run...
+============ Serving Benchmark Result ============
+Successful requests:                     3
+Failed requests:                         1
+Request rate configured (RPS):           inf
+Benchmark duration (s):                  2.50
+Peak output token throughput (tok/s):    99.00
+Output token throughput (tok/s):         48.00
+Total Token throughput (tok/s):          4,144.00
+---------------Time to First Token----------------
+Mean TTFT (ms):                          31.25
+P99 TTFT (ms):                           nan
+----------------End-to-end Latency----------------
+P99.9 E2E Latency (ms):                  250.00
+==================================================
+Mean TTFT (ms):                          1.00
+"""
+
+
+@pytest.mark.parametrize("before", ["", "[rank0]: ", "bench-7  | ", "2026-11-02T10:11:12Z "])
+def test_the_printed_table_is_read_wherever_it_was_kept(before):
+    text = "".join(before + line + "\n" for line in (TABLE + TABLE.replace("31.25", "32.5")).splitlines())
+    seen = parse_bench_results(text)
+    first = seen["first"]
+    assert (seen["records"], seen["usable"], first["success_fraction"]) == (2, True, 0.75)
+    assert (first["completed"], first["failed"], first["duration"], first["request_rate"]) == (3, 1, 2.5, None)
+    assert (first["output_throughput"], first["total_token_throughput"]) == (48.0, 4144.0)
+    assert (first["mean_ttft_ms"], first["p99_ttft_ms"], first["p99.9_e2el_ms"]) == (31.25, None, 250.0)
+    assert "mean_ttft_ms" not in seen["second"], "a figure without its second decimal was cut"
+
+
+def test_a_table_that_ends_early_keeps_what_it_has():
+    seen = parse_bench_results(TABLE[: TABLE.index("Mean TTFT") + 45])["first"]
+    assert seen["usable"] and seen["output_throughput"] == 48.0 and "mean_ttft_ms" not in seen
+    assert parse_bench_results("==== Serving Benchmark Result ====")["reason"] == "completed is missing"
+
+
 @pytest.mark.parametrize("text", ["", "hello", "[]", "3", '{"a": 1}', "[[]]"])
 def test_other_files_are_refused(text):
     with pytest.raises(NotBenchResults):

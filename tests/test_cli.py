@@ -142,3 +142,9 @@ def test_claims_verify_rows_have_exactly_the_documented_keys(labkit):
     keys = {"id", "kind", "role", "status", "expected", "seen", "tolerance", "record", "reason"}
     assert code == 0 and rows and all(set(row) == keys for row in rows)
     assert {row["status"] for row in rows} <= {"verified", "reproduced_elsewhere", "differs", "not_run"}
+
+
+def test_an_answer_for_people_has_no_anchors(tmp_path):
+    (tmp_path / "result.json").write_text('{"completed": 2, "duration": 1.0}')
+    code, out, _ = labkit("analyze", "vllm_bench_results", str(tmp_path / "result.json"))
+    assert code == 0 and out.count("completed: 2") == 2 and "&id" not in out

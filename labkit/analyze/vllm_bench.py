@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from labkit.analyze.kinds import clean_text
+from labkit.analyze.vllm_bench_table import HEADING, table_results
 
 _PLACES = ("first", "second", "third")
 _KEPT = ("date", "backend", "model_id", "num_prompts", "request_rate", "burstiness", "max_concurrency", "duration",
@@ -27,7 +28,8 @@ def parse_bench_results(text: str) -> dict[str, Any]:
     """Every result of a file.
 
     Args:
-        text: one JSON object, a list of them, or several one after the other as `--append-result` writes them.
+        text: one JSON object, a list of them, or several one after the other as `--append-result` writes them; or
+            output with the printed table, one or several.
 
     Returns: records (how many), usable (all of them), reason (the first why not), all (each result: the figures as
         written, None for infinity and NaN and for what is not there; success_fraction; usable and reason), and the
@@ -44,6 +46,8 @@ def parse_bench_results(text: str) -> dict[str, Any]:
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
+    if HEADING in text and not text.lstrip("\ufeff \t\r\n").startswith(("{", "[{")):
+        return table_results(text)
     decoder, position, found = json.JSONDecoder(strict=False), 0, []
     while (position := _skip(text, position)) < len(text):
         try:
