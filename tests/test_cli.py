@@ -144,7 +144,7 @@ def test_claims_verify_rows_have_exactly_the_documented_keys(labkit):
     assert {row["status"] for row in rows} <= {"verified", "reproduced_elsewhere", "differs", "not_run"}
 
 
-def test_an_answer_for_people_has_no_anchors(tmp_path):
+def test_an_answer_for_people_has_no_anchors(tmp_path, labkit):
     (tmp_path / "result.json").write_text('{"completed": 2, "duration": 1.0}')
     code, out, _ = labkit("analyze", "vllm_bench_results", str(tmp_path / "result.json"))
     assert code == 0 and out.count("completed: 2") == 2 and "&id" not in out
