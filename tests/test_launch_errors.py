@@ -138,6 +138,14 @@ def test_what_two_sources_know_of_a_rank_is_put_together():
         rank=1, exitcode=1, error="ValueError: boom", traceback="T", time_s=5.25)
 
 
+def test_a_rank_stopped_while_it_ends_of_its_own_error_has_no_exit_code():
+    file = WorkerError(rank=1, error="ValueError: boom", traceback="T", time_s=5.25)
+    table = WorkerError(rank=1, exitcode=-15, time_s=5.0)
+    other = WorkerError(rank=0, exitcode=1, error=PEER, traceback="T", time_s=5.1)
+    assert first_failure([file, other, table], LogTail()) == WorkerError(
+        rank=1, exitcode=None, error="ValueError: boom", traceback="T", time_s=5.25)
+
+
 def test_without_an_error_file_the_output_of_that_rank_tells():
     tail = tail_of("[rank0]:fine\n[rank1]:Traceback (most recent call last):\n[rank1]:ImportError: no x\n[rank1]:bye")
     assert first_failure([WorkerError(rank=1, exitcode=1)], tail).error == "ImportError: no x"

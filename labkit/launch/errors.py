@@ -30,6 +30,7 @@ class WorkerError:
 
     rank: int | None = None
     exitcode: int | None = None
+    """None where nobody knows, or where the agent stopped the rank while it ended of its own error."""
     error: str = ""
     """One line, e.g. `ValueError: boom`."""
     traceback: str = ""
@@ -152,7 +153,9 @@ def one_line(text: str) -> str:
 
 def _filled(error: WorkerError, tail: LogTail) -> WorkerError:
     if error.error:
-        return error
+        # It raised, and the agent stopped it while it ended, since another rank had ended of it faster.
+        was_ending = error.exitcode == -15 and error.traceback
+        return replace(error, exitcode=None) if was_ending else error
     if error.exitcode is not None and error.exitcode < 0:
         hint = " (out of memory?)" if error.exitcode == -9 else ""
         return replace(error, error=f"killed by signal {-error.exitcode}{hint}")
