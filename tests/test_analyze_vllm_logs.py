@@ -106,6 +106,14 @@ def test_engines_that_share_the_data():
     assert together["engine"] is None and together["running"] == 11 and together["kv_usage_pct"] == 10.9
 
 
+def test_a_lone_engine_has_what_the_log_says():
+    """It has a number in its statistics and none in its tag; one of several is known by its tag alone."""
+    (lone,) = parse_server_log(capacity("(EngineCore pid=8) ", 9000, 9.0) + stats("Engine 000: ", 6))["engines"]
+    assert (lone["engine"], lone["kv_cache_tokens"], lone["last_stats"]["running"]) == (0, 9000, 6)
+    two = parse_server_log(capacity("", 9000, 9.0) + stats("Engine 000: ", 6) + stats("Engine 001: ", 6))["engines"]
+    assert [one["kv_cache_tokens"] for one in two] == [None, None]
+
+
 def test_pipeline_stages_have_what_the_smallest_has():
     seen = parse_server_log(capacity("", 9000, 9.0) + capacity("", 8000, 8.0))
     assert (seen["kv_cache_tokens"], seen["max_concurrency"], seen["engines"]) == (8000, 8.0, [])

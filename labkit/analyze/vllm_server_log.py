@@ -147,9 +147,11 @@ def _engines(lines: Sequence[Line]) -> list[dict[str, Any]]:
             tagged.setdefault(line.engine, []).append(line)
         if "throughput" in line.text and (match := _STATS.search(line.text)) and match["engine"]:
             stats[int(match["engine"])] = line.text, match
+    numbers = sorted(tagged.keys() | stats.keys())
+    if len(numbers) == 1 and not tagged:  # a lone engine has a number in its statistics only
+        tagged = {numbers[0]: [*lines]}
     return [{"engine": number, **_capacity(tagged.get(number, ())),
-             "last_stats": _stats(*stats[number]) if number in stats else None}
-            for number in sorted(tagged.keys() | stats.keys())]
+             "last_stats": _stats(*stats[number]) if number in stats else None} for number in numbers]
 
 
 def _last_stats(lines: Sequence[Line]) -> dict[str, Any] | None:
