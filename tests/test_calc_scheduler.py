@@ -115,6 +115,19 @@ def test_chunked_prefill_spends_the_budget():
     assert seen["num_steps"] == 3 and seen["first_steps"] == [3]
 
 
+def test_a_step_that_preempts_admits_nobody():
+    """The queue is looked at only if nobody was preempted (vLLM: `if not preempted_reqs`), though a chunk would fit."""
+    engine = Scheduler(config(num_blocks=5, block_size=4, max_num_batched_tokens=4, enable_prefix_caching=False,
+                              reserve_full_prompt=False))
+    for ids in prompts(2, 8):
+        engine.add(Job(prompt_ids=ids, output_tokens=6))
+    while not engine.num_preemptions:
+        engine.step()
+    assert (len(engine.running), len(engine.waiting)) == (1, 1) and engine.pool.free
+    engine.step()
+    assert (len(engine.running), len(engine.waiting)) == (2, 0), "one step later it is let in"
+
+
 def test_results_are_of_the_call():
     engine_config = config(num_blocks=8)
     engine = Scheduler(engine_config)
