@@ -6,29 +6,26 @@ texts that every table has. A prefix that such lines share is taken off the othe
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 
 from labkit.analyze.kinds import clean_text
+from labkit.analyze.log_carriers import CLOCK, MPIRUN, PROCESS, SERVICE, STREAM, TASK, carried_texts, json_record
 from labkit.analyze.smi import plain_text
 
 _PREFIX = re.compile(
-    r"^(?:\[?\d{4}[-/]\d\d[-/]\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\]? (?:std(?:out|err) [FP] )?"  # kubectl, loggers
+    rf"^(?:{CLOCK} (?:{STREAM} )?|{MPIRUN} ?|{PROCESS} |{TASK} |{SERVICE} "
     r"|(?:- )?(?:INFO|DEBUG|WARNING|ERROR)(?: - |:)"
     r"|(?:[A-Z][a-z]{2} ){2}[\d :]+(?=[\[<])|<std(?:out|err|diag)>: ?"  # mpirun with time stamps
-    r"|\[(?:[^\]\s]+[:@])?\d+,\d+\](?:<std(?:out|err|diag)>)?: ?"  # mpirun --tag-output
     r"|\[(?:default|rank)?\d+\]:? |\[(?:default|rank)\d+\]:"  # mpirun -prepend-rank, torchrun
-    r"|\([^()]*\bpid=\d+[^()]*\) |>+ "  # Ray and SkyPilot, quoted mail
-    r"|\s{0,6}\d+: |[\w.-]+\s+\| )")  # srun --label, compose
+    r"|>+ )")  # quoted mail
 _ANCHOR = re.compile(
     r"#?[ \t]*(?:nThreads?:? \d|Rank +\d+ +(?:Group|Pid)|Out of bounds values|Avg bus bandwidth"
     r"|Collective test (?:starting|concluded)|nccl-tests version|(?:size|bytes)\s+(?:count|N)\s+type)"
     r"|#\s+(?:Using devices|\(B\)|out-of-place)")
 _TYPES = r"u?int(?:8|32|64)|half|float|double|bfloat16|bf16|fp8\w*|f8\w*|fp?(?:16|32|64)"
 _ROW = re.compile(rf"(?<![\w.-])\d+[ \t]+\d+[ \t]+(?:{_TYPES})[ \t]+(?:\S+[ \t]+){{3}}")
-_JSON_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "line")
-_BROKEN_INSIDE = re.compile(r"(?:\[\d+\]|\([^()]*\bpid=\d+[^()]*\)) *$")
+_BROKEN_INSIDE = re.compile(rf"(?:\[\d+\]|{PROCESS}) *$")
 """A prefix at a line's end: another process began its line inside of a row."""
 
 
@@ -50,17 +47,9 @@ def unwrapped(text: str) -> list[str]:
         text = text.replace("\\r", "").replace("\\n", "\n").replace("\\t", "\t")
     lines = []
     for line in text.splitlines():
-        lines += _record_text(line).splitlines() if line.startswith('{"') else [line]
+        record = json_record(line)
+        lines += [line] if record is None else clean_text(carried_texts(record)[0]).splitlines()
     return lines
-
-
-def _record_text(line: str) -> str:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return line
-    found = [record[key] for key in _JSON_KEYS if isinstance(record.get(key), str)] if isinstance(record, dict) else []
-    return clean_text(found[0]) if found else line
 
 
 def _without_known_prefix(line: str) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from labkit.analyze.log_carriers import CLOCK, PROCESS, STREAM
+
 _FRONT = re.compile(
-    r"(?:>+ ?(?=[\s\w]))?(?:\([^()]*\bpid=\d+[^()]*\) )?"
-    r"(?:\[?\d{4}[-/]\d\d[-/]\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\]?(?: std(?:out|err) [FP])? ?(?!,))?"
+    rf"(?:>+ ?(?=[\s\w]))?(?:{PROCESS} )?"
+    rf"(?:{CLOCK}(?: {STREAM})? ?(?![,\d]))?"  # a clock with a comma behind it is a cell
     r"(?:\[(?P<rank>\d+(?:,\d+)?)\](?:<std(?:out|err)>)?:? ?|\s{0,6}(?P<task>\d+): ?"
     r"|(?P<host>[A-Za-z][\w.-]*)(?:: ?|\s+\| ))?")
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 
+from labkit.analyze.log_carriers import CLOCK, MPIRUN, POD, PROCESS, SERVICE, TASK
+
 _OUTER_PREFIXES = tuple(re.compile(pattern) for pattern in (
     r"^>(?: |$)",
-    r"^\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?(?: |$)",
-    r"^\[pod/[^\]\s]+\](?: |$)",
-    r"^\([\w. -]*\bpid=\d+[^)]*\)(?: |$)",
-    r"^[\w.-]+ +\|(?: |$)",
-    r"^\s*\d{1,5}: ?",
-    r"^\[[\w.@-]+,\d+\](?:<std(?:out|err)>)?: ?",
+    *(rf"^{form}(?: |$)" for form in (CLOCK, POD, PROCESS, SERVICE)),
+    rf"^{TASK} ?",
+    rf"^{MPIRUN} ?",
     r"^(?:[a-z][\w-]*\d[\w.-]*|\d{1,3}(?:\.\d{1,3}){3}): ?",
 ))  # fmt: skip
 """A quotation, a container's clock, kubectl, Ray, docker compose, srun -l, mpirun, pdsh (a host with a number)."""

@@ -7,25 +7,23 @@ wants the message, its level and the engine that wrote it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from labkit.analyze.kinds import clean_text
+from labkit.analyze.log_carriers import MPIRUN, POD, PROCESS, STREAM, carried_texts, json_record
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LOST_ANSI = re.compile(r"\[\d{1,3}(?:;\d{1,3})*m")
 _ESCAPED_ANSI = re.compile(r"(?:\^\[|␛|#033)?" + _LOST_ANSI.pattern)
-_TAG = r"\((?:[\w.:\-]+(?:[ =][\w.:\-]+)*\s)?pid=\d+(?:, ip=[\w.:]+)?\)\s?"
 _TIME = r"(?:\d{4}[-/]\d\d[-/]\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 _WRAPPING = re.compile("^(?:" + "|".join((
-    _TAG,
-    rf"{_TIME}\s+(?:std(?:out|err) [FP] )?", rf"\[{_TIME}\]\s*",  # kubectl --timestamps, a container runtime's files
+    rf"{PROCESS}\s?",
+    rf"{_TIME}\s+(?:{STREAM} )?", rf"\[{_TIME}\]\s*",  # kubectl --timestamps, a container runtime's files
     r"[A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d \S+ [\w.@/-]+(?:\[\d+\])?: ", r"\S+ [\w.@/-]+\[\d+\]: ",  # journald, syslog
-    r"[\w.-]*\s*\|\s", r"\[pod/[^\]]+\]\s",  # Docker compose and exception groups, kubectl --prefix
-    r"\[rank\d+\]:\s?", r"\d{1,4}: ", r"\[(?:[^\]\s]+[:@])?\d+,\d+\](?:<std(?:out|err)>)?: ?",  # torch, srun, mpirun
+    r"[\w.-]*\s*\|\s", rf"{POD}\s",  # Docker compose and exception groups, kubectl --prefix
+    r"\[rank\d+\]:\s?", r"\d{1,4}: ", rf"{MPIRUN} ?",  # torch, srun, mpirun
     r"\[[\w.:/-]{1,60}\]\s+", r"\(Process\)\s+", r"\S+ >> ", r"[#>] ",  # launchers, a quotation
     r"[^\s()]{1,60}(?:\s+[^\s()]{1,60})?\s+(?=\(\w+ pid=\d+\))",  # any name before a process tag
 )) + ")")
@@ -70,27 +68,14 @@ def _learned(raws: Sequence[str]) -> re.Pattern[str] | None:
 
 
 def _lines(raw: str, wrapping: re.Pattern[str] | None) -> Iterator[Line]:
-    if (record := _record(raw)) is None:
+    if (record := json_record(raw)) is None:
         yield _line(raw, wrapping)
         return
     level = next((str(record[key]).upper() for key in ("levelname", "level", "severity") if record.get(key)), None)
-    body = [str(record[key]) for key in ("log", "message", "msg", "textPayload", "exc_info") if record.get(key)]
+    body = carried_texts(record) + [str(trace) for trace in (record.get("exc_info"),) if trace]
     for number, inner in enumerate(clean_text("\n".join(body)).splitlines()):
         line = _line(inner, wrapping)
         yield line if line.level or number else Line(line.text, level, line.engine)
-
-
-def _record(raw: str) -> dict[str, Any] | None:
-    """The object that a line is, if it has a message."""
-    if not raw.lstrip().startswith("{"):
-        return None
-    try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    has_text = isinstance(found, dict) and any(
-        isinstance(found.get(key), str) for key in ("log", "message", "msg", "textPayload"))
-    return found if has_text else None
 
 
 def _line(raw: str, wrapping: re.Pattern[str] | None) -> Line:
